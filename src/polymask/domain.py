@@ -1,0 +1,311 @@
+"""A domain: a function of the base's weights, and a head.
+
+domain.weights(base) -> {state-dict name: tensor}
+logits = domain.head(functional_call(base.net, domain.weights(base), (images,)))
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polymask.base import Base
+from polymask.bits import Bits
+from polymask.errors import DomainError, PackError, PolymaskError
+from polymask.input import InputSpec
+from polymask.methods import Method, Stored, Transform, create_method
+from polymask.norms import OwnNorm
+from polymask.pack import BitArray, Manifest, read_pack, write_pack
+from polymask.surgery import put_module, put_tensors, structural_copy
+
+
+class Domain(nn.Module):
+    """All that one domain owns: transforms of sites, norm layers, a head, and class names.
+
+    Its parameters are what it learns. `training` decides how it runs: a domain in training mode
+    puts its own norms and the network's dropout in training mode for the length of a call.
+    `recipe` and `metrics` are notes (JSON values) that travel in its pack.
+    """
+
+    def __init__(self, base: Base, method: Method, classes: Sequence[str] | None) -> None:
+        super().__init__()
+        self.method = method
+        self.base_name, self.fingerprint, self.input = base.name, base.fingerprint, base.input
+        self.classes = None if classes is None else check_classes(classes)
+        self.recipe: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+
+        transforms = {name: method.transform(site) for name, site in base.sites.items()}
+        self.transforms = nn.ModuleDict({_key(n): t for n, t in transforms.items() if t})
+        norms = {} if method.norms == "shared" else base.norms
+        owned = {name: OwnNorm(base, norm, method.norms) for name, norm in norms.items()}
+        self.norms = nn.ModuleDict({_key(n): m for n, m in owned.items() if m.tensors()})
+        self.head: nn.Linear | None = None
+        if self.classes is not None:
+            if base.feature_dim is None:
+                raise DomainError(
+                    f"base {base.name} does not give one feature vector an image, so it takes no "
+                    "linear head; give it pooled features, or make the domain with classes=None"
+                )
+            dtype = next((s.dtype for s in base.sites.values()), torch.float32)
+            self.head = nn.Linear(base.feature_dim, len(self.classes), dtype=dtype)
+
+    def weights(self, base: Base) -> dict[str, Tensor]:
+        """The tensors that this domain puts in place of the base's, by state-dict name."""
+        self.check_base(base)
+        weights = {
+            site: transform.weight(base.tensor(site)) for site, transform in self.named_transforms()
+        }
+        for norm, own in self.named_norms():
+            weights |= {f"{norm}.{name}": t for name, t in own.tensors().items()}
+        return weights
+
+    def features(
+        self, base: Base, images: Tensor, *, momentum: float | str | None = None
+    ) -> Tensor:
+        """What the head sees: the base's output with this domain's weights."""
+        weights = self.weights(base)
+        if not self.training:
+            return base.run(weights, images)
+        live = self.live_norms()
+        # A module in training mode may write to its buffers; the base's are not to be written.
+        scratch = base.scratch_buffers(live, weights)
+        with base.training(live, momentum or self.method.norm_momentum):
+            return base.run(weights | scratch, images)
+
+    def forward(self, base: Base, images: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, C, H, W); features where there is no head."""
+        features = self.features(base, images)
+        return features if self.head is None else cast(Tensor, self.head(features))
+
+    def named_transforms(self) -> Iterator[tuple[str, Transform]]:
+        """(site name, transform), in the base's order."""
+        for key, module in self.transforms.items():
+            yield _name(key), cast(Transform, module)
+
+    def named_norms(self) -> Iterator[tuple[str, OwnNorm]]:
+        """(norm layer's name, own tensors)."""
+        for key, module in self.norms.items():
+            yield _name(key), cast(OwnNorm, module)
+
+    def live_norms(self) -> set[str]:
+        """The norm layers that run in training mode while this domain learns."""
+        keeps_statistics = self.method.norms in ("own", "stats")
+        return {name for name, _ in self.named_norms()} if keeps_statistics else set()
+
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
+        """What is learned, by part: "transforms", "norms" and "head"."""
+        parts: dict[str, nn.Module | None] = {
+            "transforms": self.transforms,
+            "norms": self.norms,
+            "head": self.head,
+        }
+        return {
+            name: [p for p in (part.parameters() if part else ()) if p.requires_grad]
+            for name, part in parts.items()
+        }
+
+    @torch.no_grad()
+    def reestimate_norms(self, base: Base, batches: Iterable[Tensor]) -> None:
+        """Replace own norm statistics by their average over `batches` of training images."""
+        if not self.live_norms():
+            return
+        for _, own in self.named_norms():
+            own.reset_statistics()
+        was_training = self.training
+        self.train()
+        try:
+            for images in batches:
+                self.features(base, images, momentum="cumulative")
+        finally:
+            self.train(was_training)
+
+    def stored(self) -> dict[str, Stored]:
+        """Everything that a pack keeps, by name."""
+        stored: dict[str, Stored] = {}
+        for site, transform in self.named_transforms():
+            stored |= {f"transform/{site}/{n}": t for n, t in transform.stored().items()}
+        for norm, own in self.named_norms():
+            stored |= {f"norm/{norm}/{n}": t for n, t in own.stored().items()}
+        if self.head is not None:
+            stored |= {f"head/{n}": p.detach() for n, p in self.head.named_parameters()}
+        return stored
+
+    def restore(self, stored: Mapping[str, Stored]) -> Self:
+        """Take on the stored form: masks become bits, nothing is learned any more.
+
+        The names and shapes must be those of `stored()`; the tensors are kept, not copied.
+        """
+        parts: dict[str, dict[str, Any]] = defaultdict(dict)
+        for name, tensor in stored.items():
+            part, _, leaf = name.rpartition("/")
+            parts[part][leaf] = tensor
+        for site, transform in self.named_transforms():
+            transform.restore(parts[f"transform/{site}"])
+        for norm, own in self.named_norms():
+            own.restore(parts[f"norm/{norm}"])
+        if self.head is not None:
+            put_tensors(self.head, parts["head"])
+        return self.requires_grad_(False).eval()
+
+    def frozen(self) -> Self:
+        """A copy in the stored form, sharing nothing with the one that may learn on."""
+        stored = {n: t.clone() if isinstance(t, Tensor) else t for n, t in self.stored().items()}
+        return structural_copy(self).restore(stored)
+
+    def save(self, path: str | Path) -> None:
+        """Write the domain's pack: the whole file or nothing."""
+        tensors = {
+            name: BitArray.encoded(t.to_bytes(), t.shape)
+            if isinstance(t, Bits)
+            else t.cpu().numpy()
+            for name, t in self.stored().items()
+        }
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, BitArray) and not np.isfinite(tensor).all():
+                raise PackError(
+                    f"{path} is not written: {name} of the domain holds values that are not "
+                    "finite; train it again with a smaller rate"
+                )
+        write_pack(path, self._manifest(), tensors)
+
+    def merged(self, base: Base) -> nn.Module:
+        """An ordinary network that gives this domain's logits.
+
+        A structural copy of the base: every tensor that the domain does not change is shared
+        with it, the head stands where the base's classifier stood.
+        """
+        net = structural_copy(base.net)
+        with torch.no_grad():
+            put_tensors(net, self.weights(base))
+        if self.head is None:
+            return net
+        head = structural_copy(self.head).requires_grad_(False)
+        if base.classifier is None or not isinstance(base.head, nn.Linear):
+            return nn.Sequential(net, head).eval()
+        put_module(net, base.classifier, head)
+        return net.eval()
+
+    def _manifest(self) -> Manifest:
+        return Manifest(
+            method=self.method.name,
+            options=self.method.options(),
+            base=self.base_name,
+            fingerprint=self.fingerprint,
+            input=self.input.to_json(),
+            classes=self.classes,
+            recipe=self.recipe,
+            metrics=self.metrics,
+        )
+
+    def check_base(self, base: Base) -> None:
+        """Raise unless `base` is the one that this domain was made for."""
+        if base.fingerprint != self.fingerprint:
+            raise DomainError(
+                f"the domain was made for base {self.base_name} (fingerprint "
+                f"{self.fingerprint[:12]}…), this base is {base.name} ({base.fingerprint[:12]}…); "
+                "use the base that it was trained on, or retrain"
+            )
+
+
+def new_domain(
+    base: Base,
+    method: str | Method = "affine-full",
+    classes: Sequence[str] | None = None,
+    **options: Any,
+) -> Domain:
+    """A fresh domain on `base`, with a head for `classes` (none where classes is None)."""
+    if isinstance(method, str):
+        method = create_method(method, **options)
+    elif options:
+        raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
+    return Domain(base, method, classes)
+
+
+def skeleton(base: Base, method: Method, classes: Sequence[str] | None) -> Domain:
+    """A domain without memory for its tensors: names, shapes and types only."""
+    with torch.device("meta"):
+        return Domain(base, method, classes)
+
+
+def load_domain(path: str | Path, base: Base) -> Domain:
+    """The domain of a pack, in its stored form.
+
+    Everything is checked before anything is built: the file's sha256 and format, the base's
+    fingerprint, the method and its options, and every tensor's name, type, shape and values.
+    """
+    manifest, tensors = read_pack(path)
+    if manifest.fingerprint != base.fingerprint:
+        raise PackError(
+            f"{path} was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
+            f"this base is {base.name} ({base.fingerprint[:12]}…); load the base that it was "
+            "trained on, or retrain"
+        )
+    try:
+        method = create_method(manifest.method, **manifest.options)
+        domain = skeleton(base, method, manifest.classes)
+        domain.input = InputSpec(**manifest.input)
+    except (PolymaskError, TypeError) as error:
+        raise PackError(f"{path}: {error}") from error
+    domain.recipe, domain.metrics = manifest.recipe, manifest.metrics
+    return domain.restore(_checked(path, domain.stored(), tensors)).to(base.device)
+
+
+def _checked(
+    path: str | Path,
+    expected: Mapping[str, Stored],
+    found: Mapping[str, np.ndarray[Any, Any] | BitArray],
+) -> dict[str, Stored]:
+    """The tensors of a pack, once each is known to be what the domain expects."""
+    if expected.keys() != found.keys():
+        odd = sorted(expected.keys() ^ found.keys())
+        raise PackError(
+            f"{path} does not fit its method on this base: it lacks or does not know "
+            f"{', '.join(odd[:3])}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+        )
+    for name, want in expected.items():
+        got = found[name]
+        if isinstance(want, Bits) != isinstance(got, BitArray) or tuple(want.shape) != got.shape:
+            raise PackError(f"{path}: {name} has shape {got.shape}, not {tuple(want.shape)} ")
+        if isinstance(got, BitArray):
+            continue
+        if str(got.dtype) != str(want.dtype).removeprefix("torch."):  # type: ignore[union-attr]
+            raise PackError(f"{path}: {name} has type {got.dtype}, not {want.dtype}")  # type: ignore[union-attr]
+        if not np.isfinite(got).all():
+            raise PackError(f"{path}: {name} holds values that are not finite")
+    stored: dict[str, Stored] = {}
+    for name, got in found.items():
+        if not isinstance(got, BitArray):
+            stored[name] = torch.from_numpy(got.copy())
+            continue
+        try:
+            stored[name] = Bits.from_bytes(got.decoded(), got.shape)
+        except ValueError as error:
+            raise PackError(f"{path}: {name}: {error}") from error
+    return stored
+
+
+def check_classes(classes: Sequence[str]) -> list[str]:
+    """The class names as a list; raise unless they are distinct, non-empty strings."""
+    names = list(classes)
+    if isinstance(classes, str) or not names or not all(isinstance(c, str) and c for c in names):
+        raise DomainError("classes must be a list of non-empty names, one per class")
+    repeated = (
+        sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
+    )
+    if repeated:
+        raise DomainError(f"class names must be distinct; {', '.join(repeated[:5])} occur twice")
+    return names
+
+
+def _key(name: str) -> str:
+    # Submodule names may not hold dots.
+    return name.replace(".", "/")
+
+
+def _name(key: str) -> str:
+    return key.replace("/", ".")

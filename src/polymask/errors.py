@@ -1,0 +1,40 @@
+"""The errors a caller may meet: each names the thing, the place and the remedy."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PolymaskError(ValueError):
+    """Any problem that polymask explains to its caller."""
+
+
+class BaseError(PolymaskError):
+    """A base cannot be loaded, or is not what it was."""
+
+
+class MethodError(PolymaskError):
+    """A method is unknown, or an option of it makes no sense."""
+
+
+class DomainError(PolymaskError):
+    """A domain's name, classes or place in a model are wrong."""
+
+
+class InputError(PolymaskError):
+    """A batch of images does not fit the base."""
+
+
+class PackError(PolymaskError):
+    """A pack is damaged, foreign, or made for another base."""
+
+
+class DataError(PolymaskError):
+    """Images or labels of a domain cannot be used as they are."""
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """The most similar of the known names, as the end of an error message."""
+    names = sorted(known)
+    near = get_close_matches(re.sub(r"[*?\[\]]", "", name), names, n=5, cutoff=0.5) or names[:5]
+    return f"near matches: {', '.join(near)}" if near else "there is none"

@@ -1,0 +1,56 @@
+"""How to feed a base: the shape, scale and crop of its images."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polymask.errors import BaseError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The images that a base expects.
+
+    A pixel p in [0, 1] enters the network as (p - mean) / std, channel by channel.
+    At evaluation the short side is resized to side / crop and the centre side x side is kept.
+    """
+
+    shape: tuple[int, ...] = (3, 224, 224)  # channels first, without the batch
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    interpolation: str = "bilinear"
+    crop: float = 0.875
+
+    def __post_init__(self) -> None:
+        # JSON gives lists; equality and hashing want tuples.
+        for name, kind in (("shape", int), ("mean", float), ("std", float)):
+            object.__setattr__(self, name, tuple(kind(v) for v in getattr(self, name)))
+        if len(self.shape) < 1 or any(n < 1 for n in self.shape):
+            raise BaseError(f"input shape {self.shape} must be positive sizes, channels first")
+        channels = self.shape[0]
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise BaseError(
+                f"input has {channels} channels but mean has {len(self.mean)} and std "
+                f"{len(self.std)} values; give one of each per channel"
+            )
+        if not all(map(math.isfinite, self.mean + self.std)) or any(s <= 0 for s in self.std):
+            raise BaseError("input mean and std must be finite and std positive")
+        if self.interpolation not in ("nearest", "bilinear", "bicubic"):
+            raise BaseError(
+                f"interpolation {self.interpolation!r} is not known; "
+                "use 'nearest', 'bilinear' or 'bicubic'"
+            )
+        if not 0 < self.crop <= 1:
+            raise BaseError(f"crop {self.crop} must be in (0, 1]")
+
+    @property
+    def side(self) -> int:
+        """Height of the images (equal to their width in every built-in base)."""
+        return self.shape[-2] if len(self.shape) > 2 else self.shape[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `InputSpec(**object)` reads back."""
+        return asdict(self)

@@ -1,0 +1,251 @@
+"""Affine masks, and Piggyback as a special case of them.
+
+    W~ = k0 W + k1 1 + k2 M + k3 W∘M,        M = 1[R >= t]
+
+W is the base's weight, M the mask, R the scores, k0…k3 scalars of a layer or of an output channel.
+For one weight w it is a choice between two affine maps of it, k0 w + k1 and
+(k0 + k3) w + (k1 + k2), and that is how it is computed. With G = dE/dW~ the gradients are
+
+    dk0 = <G, W>   dk1 = <G, 1>   dk2 = <G, M>   dk3 = <G, W∘M>   dR = h~'(R) (k2 + k3 W) G.
+
+Facts that decide the presets: the paper draws R from U(1e-4, 2e-4) and thresholds at 0; k1, k2, k3
+start at 0 and k0 at 1, so a fresh domain is the base. Piggyback starts at 1e-2 and thresholds at
+5e-3. The paper's Piggyback* rows ("as a special case") come from code that starts at 1e-2 and
+thresholds at 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from polymask.binarize import SURROGATES, Surrogate, scale_by_surrogate, threshold
+from polymask.bits import Bits
+from polymask.errors import MethodError
+from polymask.methods.method import Method, NormPolicy, Stored, Transform
+from polymask.survey import Site
+
+Coefficient = float | Literal["learned"]
+NAMES = ("k0", "k1", "k2", "k3")
+START = {"k0": 1.0, "k1": 0.0, "k2": 0.0, "k3": 0.0}  # of learned ones: W~ = W
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affine(Method):
+    """W~ = k0 W + k1 1 + k2 M + k3 W∘M, each k a fixed number or learned.
+
+    `k0="auto"` is 1 where a batch norm follows, which undoes any scale, and learned elsewhere.
+    `scores` is the range that the scores are drawn from, `per` what shares one set of scalars.
+    """
+
+    k0: Coefficient | Literal["auto"] = "auto"
+    k1: Coefficient = "learned"
+    k2: Coefficient = "learned"
+    k3: Coefficient = "learned"
+    per: Literal["layer", "channel"] = "layer"
+    scores: tuple[float, float] = (1e-4, 2e-4)
+    threshold: float = 0.0
+    surrogate: Surrogate = "identity"
+
+    reference: ClassVar[str] = "Mancini et al., arXiv 2103.13894; Mallya et al., arXiv 1801.06519"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_choice("per", ("layer", "channel"))
+        self.check_choice("surrogate", SURROGATES)
+        object.__setattr__(self, "scores", tuple(map(float, self.scores)))
+        if len(self.scores) != 2 or not self.scores[0] <= self.scores[1]:
+            raise MethodError(f"scores={self.scores} must be a range (low, high)")
+        for name in NAMES:
+            words = ("learned", "auto") if name == "k0" else ("learned",)
+            value = getattr(self, name)
+            if value not in words and not isinstance(value, int | float):
+                raise MethodError(f"{name}={value!r} must be a number or {' or '.join(words)}")
+
+    def transform(self, site: Site) -> "AffineTransform":
+        """Scores for every weight of the site, and the scalars that are learned."""
+        return AffineTransform(self, site)
+
+    def coefficients(self, site: Site) -> dict[str, Coefficient]:
+        """The four scalars of a site, with "auto" decided."""
+        chosen = {name: getattr(self, name) for name in NAMES}
+        if chosen["k0"] == "auto":
+            chosen["k0"] = 1.0 if site.batch_norm else "learned"
+        return chosen
+
+
+class AffineTransform(Transform):
+    """One site's scores (or, stored, its packed mask) and scalars."""
+
+    components: ClassVar[Mapping[str, str]] = {"mask": "mask"} | dict.fromkeys(NAMES, "scalars")
+
+    scores: nn.Parameter | None
+    words: Tensor | None
+
+    def __init__(self, method: Affine, site: Site) -> None:
+        super().__init__()
+        self.at, self.surrogate = method.threshold, method.surrogate
+        self.shape, self.view_shape = site.shape, site.channel_view
+        self.scalar_shape = (
+            site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
+        )
+        # Half-precision weights are learned on in single precision.
+        dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        self.fixed: dict[str, float] = {}
+        for name, value in method.coefficients(site).items():
+            if value == "learned":
+                start = torch.full(self.scalar_shape, START[name], dtype=dtype)
+                self.register_parameter(name, nn.Parameter(start))
+            else:
+                self.fixed[name] = float(value)
+        scores = torch.empty(self.shape, dtype=dtype).uniform_(*method.scores)
+        self.scores = nn.Parameter(scores)
+        self.register_buffer("words", None)
+
+    def weight(self, base_weight: Tensor) -> Tensor:
+        """W~ by the fused operation; from bits where there are no scores any more."""
+        W, ks = base_weight.view(self.view_shape), self._ks()
+        if self.scores is None:
+            out = affine(W, self.mask().view(self.view_shape), *ks)
+        else:
+            scores = self.scores.view(self.view_shape)
+            out = _AffineMask.apply(W, scores, *ks, self.at, self.surrogate)  # type: ignore[no-untyped-call]
+        return out.view(self.shape)
+
+    def mask(self) -> Tensor:
+        """M as a boolean tensor."""
+        if self.scores is not None:
+            return threshold(self.scores.detach(), self.at)
+        assert self.words is not None
+        return Bits(self.words, self.shape).unpack()
+
+    def scalars(self) -> dict[str, Tensor]:
+        """k0…k3, fixed or learned, each of one number or one per output channel."""
+        return {
+            name: torch.as_tensor(k).detach().reshape(-1)
+            for name, k in zip(NAMES, self._ks(), strict=True)
+        }
+
+    def stored(self) -> dict[str, Stored]:
+        """The mask's bits and the learned scalars."""
+        bits = Bits.of(self.mask()) if self.words is None else Bits(self.words, self.shape)
+        learned = {
+            name: k.detach().reshape(-1)
+            for name, k in zip(NAMES, self._ks(), strict=True)
+            if isinstance(k, Tensor)
+        }
+        return {"mask": bits, **learned}
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        """Drop the scores and keep the bits."""
+        for name, value in stored.items():
+            if isinstance(value, Bits):
+                self.words = value.words
+            else:
+                scalar = nn.Parameter(value.reshape(self.scalar_shape), requires_grad=False)
+                self.register_parameter(name, scalar)
+        self.scores = None
+
+    def _ks(self) -> list[Tensor | float]:
+        return [self.fixed[n] if n in self.fixed else getattr(self, n) for n in NAMES]
+
+
+def affine(
+    W: Tensor,
+    M: Tensor,
+    k0: Tensor | float,
+    k1: Tensor | float,
+    k2: Tensor | float,
+    k3: Tensor | float,
+) -> Tensor:
+    """k0 W + k1 + k2 M + k3 W∘M, as the choice between two affine maps; in W's type."""
+    zeros = (W * k0).add_(k1)
+    ones = (W * (k0 + k3)).add_(k1 + k2)
+    return torch.where(M, ones, zeros).to(W.dtype)
+
+
+class _AffineMask(torch.autograd.Function):
+    """`affine` of thresholded scores; keeps nothing for backward but its inputs."""
+
+    @staticmethod
+    def forward(
+        W: Tensor,
+        scores: Tensor,
+        k0: Tensor | float,
+        k1: Tensor | float,
+        k2: Tensor | float,
+        k3: Tensor | float,
+        at: float,
+        surrogate: Surrogate,
+    ) -> Tensor:
+        return affine(W, threshold(scores, at), k0, k1, k2, k3)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        W, scores, *ks, ctx.at, ctx.surrogate = inputs
+        ctx.fixed = [None if isinstance(k, Tensor) else k for k in ks]
+        ctx.save_for_backward(W, scores, *(k for k in ks if isinstance(k, Tensor)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
+        W, scores, *learned = ctx.saved_tensors
+        ks = [learned.pop(0) if k is None else k for k in ctx.fixed]
+        _, wants_scores, *wants = ctx.needs_input_grad[:6]
+        G = G.to(scores.dtype)
+        GW = G * W
+        M = threshold(scores, ctx.at)
+        dks: list[Tensor | None] = [None] * 4
+        for i, wanted in enumerate(wants):
+            if wanted:
+                full = GW if i in (0, 3) else G
+                dks[i] = (full * M if i in (2, 3) else full).sum_to_size(ks[i].shape)
+        dR = None
+        if wants_scores:
+            dR = GW.mul_(ks[3]).add_(G * ks[2])
+            dR = scale_by_surrogate(dR, scores, ctx.at, ctx.surrogate)
+        return (None, dR, *dks, None, None)
+
+
+def _piggyback(*, norms: NormPolicy, k1: Coefficient = 0.0, threshold: float = 0.0) -> Affine:
+    """W~ = W∘M, and k1 where it is learned."""
+    return Affine(
+        k0=0.0, k1=k1, k2=0.0, k3=1.0, norms=norms, scores=(1e-2, 1e-2), threshold=threshold
+    )
+
+
+PRESETS: dict[str, Affine] = {
+    "affine-full": Affine(),
+    "affine-simple": Affine(k3=0.0),
+    "piggyback": _piggyback(norms="shared", threshold=5e-3),
+    "piggyback-bn": _piggyback(norms="own", threshold=5e-3),
+    # The other rows of the paper's ablations (Tables 4 and 5), in their order.
+    "piggyback-star": _piggyback(norms="shared"),
+    "piggyback-star-bn": _piggyback(norms="own"),
+    "piggyback-star-bn-k1": _piggyback(norms="own", k1="learned"),
+    "affine-simple-no-k1": Affine(k1=0.0, k3=0.0),
+    "affine-simple-sigmoid": Affine(k3=0.0, surrogate="sigmoid"),
+    "affine-full-no-k1": Affine(k1=0.0),
+    "affine-full-no-k2": Affine(k2=0.0),
+    "affine-full-sigmoid": Affine(surrogate="sigmoid"),
+    "affine-full-channel": Affine(per="channel"),
+}
+
+ABLATION: tuple[str, ...] = (
+    "piggyback",
+    "piggyback-star",
+    "piggyback-star-bn",
+    "piggyback-star-bn-k1",
+    "affine-simple-no-k1",
+    "affine-simple",
+    "affine-simple-sigmoid",
+    "affine-full-no-k1",
+    "affine-full-no-k2",
+    "affine-full",
+    "affine-full-sigmoid",
+    "affine-full-channel",
+)
+"""The method of each row of the paper's ablation tables, in their order."""

@@ -1,0 +1,50 @@
+"""Methods by name: ours, and those that other packages bring.
+
+A package brings methods through the entry point group `polymask.methods`: the entry's name is
+the method's, its value an instance of a `Method` with the options that the name stands for.
+"""
+
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from polymask.errors import MethodError, near_matches
+from polymask.methods.method import Method
+
+_METHODS: dict[str, Method] = {}
+
+
+def register(name: str, prototype: Method) -> None:
+    """Make `prototype`'s options available under a name."""
+    if not isinstance(prototype, Method):
+        raise MethodError(f"{name} is a {type(prototype).__name__}, not an instance of a Method")
+    if name in _METHODS:
+        raise MethodError(f"a method named {name} is registered already; choose another name")
+    _METHODS[name] = replace(prototype, name=name)
+
+
+def create_method(name: str, **options: Any) -> Method:
+    """The method `name`, with some of its options changed."""
+    _load_entry_points()
+    if name not in _METHODS:
+        raise MethodError(f"method {name!r} is not known; {near_matches(name, _METHODS)}")
+    prototype = _METHODS[name]
+    known = {f.name for f in fields(prototype)} - {"name"}
+    for option in options:
+        if option not in known:
+            raise MethodError(f"{name} has no option {option!r}; {near_matches(option, known)}")
+    return replace(prototype, **options)
+
+
+def list_methods(pattern: str = "*") -> list[str]:
+    """Names of the methods that match a pattern (* and ?), in order of registration."""
+    _load_entry_points()
+    return [name for name in _METHODS if fnmatchcase(name, pattern)]
+
+
+@cache
+def _load_entry_points() -> None:
+    for entry in entry_points(group="polymask.methods"):
+        register(entry.name, entry.load())

@@ -1,0 +1,184 @@
+"""Models: one domain in a training loop of one's own, or many at inference."""
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from polymask.base import Base
+from polymask.bits import Bits
+from polymask.domain import Domain, load_domain
+from polymask.errors import DomainError, InputError, near_matches
+from polymask.surgery import tensor_bytes
+
+SUFFIX = ".safetensors"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class DomainModel(nn.Module):
+    """A base and one domain as one module, for a training loop of one's own.
+
+    Its parameters and its state dict are exactly the domain's; the base goes along with `.to`.
+    """
+
+    def __init__(self, base: Base, domain: Domain) -> None:
+        super().__init__()
+        self.base, self.domain = base, domain
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, C, H, W)."""
+        return cast(Tensor, self.domain(self.base, images))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.base.apply(fn)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class MultiDomainModel:
+    """One base and any number of domains, for inference.
+
+    The base's network runs one call at a time, because `functional_call` swaps its tensors while
+    it runs: calls from several threads wait for each other. Merged networks do not.
+    """
+
+    def __init__(self, base: Base, library: str | Path | None = None) -> None:
+        self.base = base
+        self._domains: dict[str, Domain] = {}
+        self._digests: dict[str, str] = {}
+        self._lock = threading.Lock()
+        if library is not None:
+            self.load_library(library)
+
+    @property
+    def domains(self) -> list[str]:
+        """Names of the domains, in the order they were added."""
+        return list(self._domains)
+
+    def add(self, name: str, domain: Domain) -> None:
+        """Add a domain in its stored form; training the given one on does not change it."""
+        self._check_new(name)
+        domain.check_base(self.base)
+        self._put(name, domain.frozen())
+
+    def load(self, path: str | Path, name: str | None = None) -> str:
+        """Load a pack; its name is the file's unless another is given."""
+        path = Path(path)
+        name = path.name.removesuffix(SUFFIX) if name is None else name
+        self._check_new(name)
+        self._put(name, load_domain(path, self.base))
+        return name
+
+    def load_library(self, folder: str | Path) -> None:
+        """Load every pack of a folder, or none if one of them cannot be loaded."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise DomainError(f"there is no library at {folder}; give a folder of packs")
+        loaded = {}
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            name = path.name.removesuffix(SUFFIX)
+            self._check_new(name)
+            loaded[name] = load_domain(path, self.base)
+        for name, domain in loaded.items():
+            self._put(name, domain)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a domain another name."""
+        self.domain(old)
+        self._check_new(new)
+        self._domains[new] = self._domains.pop(old)
+        self._digests[new] = self._digests.pop(old)
+
+    def remove(self, name: str) -> None:
+        """Drop a domain; its pack, if it has one, stays where it is."""
+        self.domain(name)
+        del self._domains[name], self._digests[name]
+
+    def domain(self, name: str) -> Domain:
+        """The domain of this name."""
+        if name not in self._domains:
+            raise DomainError(f"no domain is named {name!r}; {near_matches(name, self._domains)}")
+        return self._domains[name]
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, *, domain: str | Sequence[str]) -> Tensor | list[Tensor]:
+        """Logits of a batch.
+
+        With one domain's name: (N, classes). With one name per image: a list of N vectors in
+        the images' order, each as long as its domain has classes.
+        """
+        if isinstance(domain, str):
+            return self._logits(domain, images)
+        if len(domain) != len(images):
+            raise InputError(
+                f"{len(domain)} domain names for {len(images)} images; give one per image, or one"
+            )
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(domain):
+            self.domain(name)
+            rows.setdefault(name, []).append(row)
+        logits: list[Tensor] = [images] * len(domain)
+        for name, where in rows.items():
+            for row, vector in zip(where, self._logits(name, images[where]), strict=True):
+                logits[row] = vector
+        return logits
+
+    def merge(self, name: str) -> nn.Module:
+        """An ordinary network that gives one domain's logits, at the base's own cost."""
+        with self._lock:
+            return self.domain(name).merged(self.base)
+
+    def verify(self) -> None:
+        """Raise unless the base and every domain are byte for byte what they were when added."""
+        with self._lock:
+            self.base.verify()
+            for name, domain in self._domains.items():
+                if _digest(domain) != self._digests[name]:
+                    raise DomainError(
+                        f"domain {name} has changed since it was added; load its pack again"
+                    )
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the base and all domains."""
+        with self._lock:
+            self.base.to(device)
+            for domain in self._domains.values():
+                domain.to(device)
+        return self
+
+    def _logits(self, name: str, images: Tensor) -> Tensor:
+        domain = self.domain(name)
+        with self._lock:
+            return cast(Tensor, domain(self.base, images))
+
+    def _check_new(self, name: str) -> None:
+        check_name(name)
+        if name in self._domains:
+            raise DomainError(
+                f"a domain is named {name!r} already; remove it, or take another name"
+            )
+
+    def _put(self, name: str, domain: Domain) -> None:
+        self._domains[name], self._digests[name] = domain, _digest(domain)
+
+
+def check_name(name: str) -> None:
+    """Raise unless `name` can be a domain's: it becomes a file's name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DomainError(
+            f"{name!r} cannot name a domain; use up to 100 letters, digits, '.', '_' and '-', "
+            "beginning with a letter or a digit"
+        )
+
+
+def _digest(domain: Domain) -> str:
+    digest = hashlib.sha256()
+    for name, stored in domain.stored().items():
+        tensor = stored.words if isinstance(stored, Bits) else stored
+        digest.update(name.encode())
+        digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()

