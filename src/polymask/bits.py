@@ -58,7 +58,7 @@ def pack(mask: Tensor) -> Tensor:
     padded = torch.zeros(-(-flat.numel() // WORD) * WORD, dtype=torch.uint8, device=flat.device)
     padded[: flat.numel()] = flat
     octets = padded.view(-1, 8)
-    packed = octets[:, 0].clone()
+    packed = octets[:, 0].clone(memory_format=torch.contiguous_format)
     for place in range(1, 8):
         packed |= octets[:, place] << place
     return packed.view(torch.int32)

@@ -3,6 +3,10 @@
 Raw costs one bit an element, so nothing ever costs more. A mask of independent bits has no
 repetitions to find: Huffman codes over its bytes come within 2 % of the entropy where ones and
 zeros are up to nine to one, and LZMA's adaptive coder is better where they are more uneven.
+
+Bytes with equally many ones are about equally likely, so their Huffman codes are equally long.
+Numbering the bytes by that count before they are coded puts equal code lengths side by side,
+where deflate's tables, one per 32 KiB, cost least.
 """
 
 import lzma
@@ -10,6 +14,8 @@ import zlib
 
 CODECS = ("raw", "deflate", "lzma")
 _MEMORY = 16 << 20  # what a decoder may use besides its output
+_BY_ONES = bytes(sorted(range(256), key=lambda byte: (byte.bit_count(), byte)))
+_RANK = bytes(_BY_ONES.index(byte) for byte in range(256))
 _FILTERS = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16, "lc": 0, "lp": 0, "pb": 0}]
 
 
@@ -29,7 +35,7 @@ def decode(codec: str, data: bytes, size: int) -> bytes:
             decoded = data
         elif codec == "deflate":
             stream = zlib.decompressobj(-zlib.MAX_WBITS)
-            decoded = stream.decompress(data, size + 1)
+            decoded = stream.decompress(data, size + 1).translate(_BY_ONES)
             if not stream.eof or stream.unused_data:
                 raise ValueError("the deflate stream does not end where it should")
         elif codec == "lzma":
@@ -48,4 +54,4 @@ def decode(codec: str, data: bytes, size: int) -> bytes:
 
 def _deflate(data: bytes, strategy: int) -> bytes:
     stream = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, strategy)
-    return stream.compress(data) + stream.flush()
+    return stream.compress(data.translate(_RANK)) + stream.flush()

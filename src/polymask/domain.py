@@ -20,7 +20,7 @@ from polymask.input import InputSpec
 from polymask.methods import Method, Stored, Transform, create_method
 from polymask.norms import OwnNorm
 from polymask.pack import BitArray, Manifest, read_pack, write_pack
-from polymask.surgery import put_module, put_tensors, structural_copy
+from polymask.surgery import copy_with, put_module, put_tensors, structural_copy
 
 
 class Domain(nn.Module):
@@ -179,9 +179,8 @@ class Domain(nn.Module):
         A structural copy of the base: every tensor that the domain does not change is shared
         with it, the head stands where the base's classifier stood.
         """
-        net = structural_copy(base.net)
         with torch.no_grad():
-            put_tensors(net, self.weights(base))
+            net = copy_with(base.net, self.weights(base))
         if self.head is None:
             return net
         head = structural_copy(self.head).requires_grad_(False)

@@ -25,6 +25,21 @@ def structural_copy(module: M, replaced: Mapping[int, Tensor] | None = None) -> 
     return copy.deepcopy(module, shared | dict(replaced or {}))
 
 
+def copy_with(module: M, tensors: Mapping[str, Tensor]) -> M:
+    """A structural copy with frozen `tensors` at their dotted names and what is tied to them."""
+    own = dict(named_tensors(module))
+    known = {name: tensor for name, tensor in tensors.items() if name in own}
+    replaced = {
+        id(own[name]): nn.Parameter(tensor, requires_grad=False)
+        if isinstance(own[name], nn.Parameter)
+        else tensor
+        for name, tensor in known.items()
+    }
+    copied = structural_copy(module, replaced)
+    put_tensors(copied, {name: t for name, t in tensors.items() if name not in known})
+    return copied
+
+
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The raw bytes of a tensor, in row-major order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
