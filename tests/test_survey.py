@@ -153,7 +153,7 @@ def learn_one_step(base: pm.Base, method: str = "affine-full") -> None:
     classes = ["a", "b"] if base.feature_dim else None
     domain = pm.new_domain(base, method, classes, scores=(-1e-4, 1e-4)).train()
     images = torch.randn(2, *base.input.shape)
-    optimiser = torch.optim.Adam(domain.parameters(), 1e-3)
+    optimiser = torch.optim.Adam(domain.parameters(), 1e-5)
     for _ in range(2):  # the scores' gradient is zero while k2 and k3 are
         optimiser.zero_grad()
         domain(base, images).square().mean().backward()

@@ -14,7 +14,7 @@ import zlib
 
 CODECS = ("raw", "deflate", "lzma")
 _MEMORY = 16 << 20  # what a decoder may use besides its output
-_BY_ONES = bytes(sorted(range(256), key=lambda byte: (byte.bit_count(), byte)))
+_BY_ONES = bytes(sorted(range(256), key=lambda byte: (f"{byte:b}".count("1"), byte)))
 _RANK = bytes(_BY_ONES.index(byte) for byte in range(256))
 _FILTERS = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16, "lc": 0, "lp": 0, "pb": 0}]
 

@@ -57,9 +57,13 @@ class Domain(nn.Module):
     def weights(self, base: Base) -> dict[str, Tensor]:
         """The tensors that this domain puts in place of the base's, by state-dict name."""
         self.check_base(base)
-        weights = {
-            site: transform.weight(base.tensor(site)) for site, transform in self.named_transforms()
-        }
+        weights = {}
+        for name, transform in self.named_transforms():
+            site = base.sites[name]
+            weights[name] = transform.weight(base.tensor(name))
+            bias = transform.bias(base.tensor(site.bias) if site.has_bias else None)
+            if bias is not None:
+                weights[site.bias] = bias
         for norm, own in self.named_norms():
             weights |= {f"{norm}.{name}": t for name, t in own.tensors().items()}
         return weights

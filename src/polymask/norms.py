@@ -42,7 +42,8 @@ class OwnNorm(nn.Module):
                 self._buffers[name] = tensor
             else:
                 self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
-        self._buffers.pop(COUNTER, None)
+        if COUNTER in self._buffers:
+            self._buffers[COUNTER] = torch.zeros((), dtype=torch.int64)
 
     def reset_statistics(self) -> None:
         """Forget the statistics: mean 0, variance 1, no batch seen."""

@@ -30,7 +30,8 @@ class Site:
     shape: tuple[int, ...]
     kind: str  # conv1d, conv2d, conv3d, conv_transpose1d, …, linear, in_projection
     groups: int
-    bias: str  # state-dict name of its bias, whether the base has one or not
+    bias: str  # state-dict name of its bias
+    has_bias: bool  # the base has one; a transform may give one to a convolution that has none
     norm: str | None  # the norm module that reads this site's output
     batch_norm: bool  # that norm is a batch norm: the output's scale does not matter
     dtype: torch.dtype
@@ -39,6 +40,11 @@ class Site:
     def numel(self) -> int:
         """Number of weights."""
         return torch.Size(self.shape).numel()
+
+    @property
+    def channels(self) -> int:
+        """Number of output channels."""
+        return torch.Size(self.channel_shape).numel()
 
     @property
     def channel_view(self) -> tuple[int, ...]:
@@ -267,7 +273,11 @@ def _site(net: nn.Module, name: str, recorder: _Recorder, norms: Mapping[str, No
     batch_norm = norm is not None and isinstance(
         net.get_submodule(norm), nn.modules.batchnorm._BatchNorm
     )
-    return Site(name, tuple(weight.shape), kind, groups, bias, norm, batch_norm, weight.dtype)
+    shape = tuple(weight.shape)
+    # Three separate attention projections share one bias, which then is nobody's own.
+    tensor = dict(net.named_parameters()).get(bias)
+    has_bias = tensor is not None and not leaf.startswith(("q_", "k_", "v_"))
+    return Site(name, shape, kind, groups, bias, has_bias, norm, batch_norm, weight.dtype)
 
 
 def _classifier(net: nn.Module, recorder: _Recorder, output: Tensor) -> str | None:

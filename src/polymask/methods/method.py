@@ -29,6 +29,10 @@ class Transform(nn.Module, ABC):
     def weight(self, base_weight: Tensor) -> Tensor:
         """W~ from W, of the same shape and type."""
 
+    def bias(self, base_bias: Tensor | None) -> Tensor | None:
+        """A bias for the site, from the base's (None where it has none); None changes nothing."""
+        return None
+
     @abstractmethod
     def stored(self) -> dict[str, Stored]:
         """All that must be kept: `Bits` at one bit an element, tensors as they are."""

@@ -1,0 +1,208 @@
+"""Decoded images: each is decoded once, made small, and kept as bytes.
+
+Filling a cache reads every image, so a damaged file is found before training begins, and all of
+them are named at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polymask.data.cache_file import open_pixels, write_pixels
+from polymask.data.domain import DomainData
+from polymask.data.extras import require_vision
+from polymask.data.shrink import Pixels, Shrink
+from polymask.data.split import JoinedSplit, Split, digest
+from polymask.data.threads import default_workers, in_order
+from polymask.errors import DataError
+from polymask.input import InputSpec
+
+Progress = Callable[[int, int], None]  # images done, images in all
+
+_FORMAT = "polymask pixels 1"
+
+
+class Cache:
+    """The images of a split as uint8 tensors, with its labels.
+
+    An image that is not held (None) is decoded again each time: that is how a limit on memory is
+    kept. What `image` gives is the same in either case.
+    """
+
+    def __init__(self, split: Split, shrink: Shrink, held: Sequence[Pixels | None]) -> None:
+        self.split, self.shrink, self._held = split, shrink, held
+        self.labels = torch.from_numpy(split.labels.copy())  # int64 (N,)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def image(self, index: int) -> Tensor:
+        """One image: uint8 (3, H, W). Do not write into it."""
+        pixels = self._held[index]
+        if pixels is None:
+            pixels = self.shrink(self.split.image(index, self.shrink.side))
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the images that are held."""
+        return sum(pixels.nbytes for pixels in self._held if pixels is not None)
+
+    @staticmethod
+    def joined(*caches: Cache) -> Cache:
+        """Several caches one after another, such as train and val; nothing is copied."""
+        held = [pixels for cache in caches for pixels in cache._held]
+        return Cache(JoinedSplit(*(cache.split for cache in caches)), caches[0].shrink, held)
+
+
+@dataclass(frozen=True)
+class DomainCache:
+    """The caches of a domain's labelled splits."""
+
+    train: Cache
+    val: Cache
+    test: Cache | None
+
+    @property
+    def train_val(self) -> Cache:
+        """Train and val together, for a final training."""
+        return Cache.joined(self.train, self.val)
+
+
+def short_side(spec: InputSpec) -> int:
+    """The shorter side that images are resized to before a crop: side / crop."""
+    return round(spec.side / spec.crop)
+
+
+def shrink_for(data: DomainData, spec: InputSpec) -> Shrink:
+    """How a domain's images are kept for a network."""
+    side = spec.side if data.squash else short_side(spec)
+    return Shrink(side, data.squash, spec.interpolation)
+
+
+def cache_domain(
+    data: DomainData,
+    spec: InputSpec,
+    *,
+    folder: Path | None = None,
+    memory: int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> DomainCache:
+    """Decode a domain's labelled images, or raise one DataError that names all the damaged ones.
+
+    With `folder` the pixels are kept in files there, mapped into memory, and found again by the
+    next run unless an image has changed. Without it they are held in memory: the first `memory`
+    bytes of them, or all.
+    """
+    splits = data.splits()
+    caches = cache_splits(
+        list(splits.values()),
+        shrink_for(data, spec),
+        folder=folder,
+        memory=memory,
+        workers=workers,
+        progress=progress,
+    )
+    found = dict(zip(splits, caches, strict=True))
+    return DomainCache(found["train"], found["val"], found.get("test"))
+
+
+def cache_splits(
+    splits: Sequence[Split],
+    shrink: Shrink,
+    *,
+    folder: Path | None = None,
+    memory: int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Cache]:
+    """Decode splits; see `cache_domain`."""
+    filling = _Filling(shrink, workers or default_workers(), sum(map(len, splits)), progress)
+    caches = []
+    for split in splits:
+        held = (
+            filling.in_memory(split, memory) if folder is None else filling.on_disk(split, folder)
+        )
+        caches.append(Cache(split, shrink, held))
+        memory = None if memory is None else memory - caches[-1].nbytes
+    if filling.bad:
+        first = "\n  ".join(filling.bad[:10])
+        more = f"\n  and {len(filling.bad) - 10} more" if len(filling.bad) > 10 else ""
+        raise DataError(f"{len(filling.bad)} images cannot be used:\n  {first}{more}")
+    return caches
+
+
+def check(
+    data: DomainData, *, workers: int | None = None, progress: Progress | None = None
+) -> None:
+    """Decode every image and keep none; raise one DataError that names all the damaged ones."""
+    cache_splits(
+        list(data.splits().values()), Shrink(1), memory=0, workers=workers, progress=progress
+    )
+
+
+class _Filling:
+    """The decoding of several splits, and what went wrong in it."""
+
+    def __init__(self, shrink: Shrink, workers: int, total: int, progress: Progress | None) -> None:
+        self.shrink, self.workers, self.total, self.progress = shrink, workers, total, progress
+        self.done = 0
+        self.bad: list[str] = []
+
+    def in_memory(self, split: Split, memory: int | None) -> list[Pixels | None]:
+        held: list[Pixels | None] = []
+        for pixels in self._decoded(split):
+            if memory is not None:
+                memory -= pixels.nbytes
+            held.append(pixels if memory is None or memory >= 0 else None)
+        return held
+
+    def on_disk(self, split: Split, folder: Path) -> Sequence[Pixels | None]:
+        version = require_vision("PIL").__version__
+        file = folder / f"{digest(_FORMAT, version, repr(self.shrink), split.fingerprint())}.pixels"
+        held = open_pixels(file)
+        if held is not None:
+            self._report(len(split))
+            return held
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                write_pixels(unfinished, self._decoded(split))
+                if not self.bad:
+                    unfinished.replace(file)
+            finally:
+                unfinished.unlink(missing_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"cannot write the cache {file} ({error}); make room, or give another folder"
+            ) from error
+        return open_pixels(file) or []
+
+    def _decoded(self, split: Split) -> Iterator[Pixels]:
+        """The good images in order; the others are noted."""
+
+        def decode(index: int) -> Pixels | str:
+            try:
+                return self.shrink(split.image(index, self.shrink.side))
+            except DataError as error:
+                return str(error)
+
+        for result in in_order(decode, range(len(split)), self.workers, 4 * self.workers):
+            self._report(1)
+            if isinstance(result, str):
+                self.bad.append(result)
+            else:
+                yield result
+
+    def _report(self, count: int) -> None:
+        self.done += count
+        if self.progress is not None:
+            self.progress(self.done, self.total)

@@ -1,0 +1,96 @@
+"""A domain's images and labels, checked, whatever source they come from."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polymask.data.split import JoinedSplit, Split
+from polymask.errors import DataError
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a benchmark's server wants to know of each test image.
+
+    The answer for image i with predicted class c is (image_ids[i], category_ids[c]).
+    """
+
+    images: Split
+    image_ids: NDArray[np.int64]  # (N,), in the order of `images`
+    category_ids: NDArray[np.int64]  # (classes,), in the order of the domain's classes
+
+
+@dataclass(frozen=True)
+class DomainData:
+    """A domain's images: train, val and test, with class names.
+
+    `test` is None when the source has no labelled test images. `mirror` allows left-right mirroring
+    in training. `squash` asks for whole images resized to the network's square, aspect ratio lost,
+    as ImageNet-to-Sketch does with its cropped sets. `notes` says what the source decided or left
+    out, one sentence each, for a log.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split
+    test: Split | None
+    mirror: bool = True
+    squash: bool = False
+    submission: Submission | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2:
+            raise DataError(
+                f"{self.name}: only one class ({', '.join(self.classes)}); a domain needs two or "
+                "more, so give the folder whose subfolders are the classes"
+            )
+        _check_names(self.name, self.classes)
+        for part, split in self.splits().items():
+            if len(split) == 0:
+                raise DataError(f"{self.name}: {part} has no images; add some")
+            if split.labels.min() < 0 or split.labels.max() >= len(self.classes):
+                raise DataError(
+                    f"{self.name}: {part} has labels from {split.labels.min()} to "
+                    f"{split.labels.max()} for {len(self.classes)} classes; number them from 0"
+                )
+        counts = np.bincount(self.train.labels, minlength=len(self.classes))
+        lacking = [self.classes[i] for i in np.flatnonzero(counts == 0)]
+        if lacking:
+            raise DataError(
+                f"{self.name}: no training image of {some(lacking)}; add images or remove the class"
+            )
+
+    def splits(self) -> dict[str, Split]:
+        """The labelled splits by name."""
+        found = {"train": self.train, "val": self.val, "test": self.test}
+        return {part: split for part, split in found.items() if split is not None}
+
+    @property
+    def train_val(self) -> Split:
+        """Train and val together, for a final training."""
+        return JoinedSplit(self.train, self.val)
+
+
+def _check_names(name: str, classes: tuple[str, ...]) -> None:
+    """Names must stay apart on file systems that ignore case or spell é in another way."""
+    seen: dict[str, str] = {}
+    for label in classes:
+        key = unicodedata.normalize("NFC", label).casefold()
+        if key in seen:
+            raise DataError(
+                f"{name}: classes {seen[key]!r} and {label!r} differ at most by case; merge "
+                "them or rename one"
+            )
+        seen[key] = label
+
+
+def some(names: list[str], most: int = 10) -> str:
+    """The first names of a list, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more

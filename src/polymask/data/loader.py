@@ -1,0 +1,94 @@
+"""Batches, made by threads ahead of their use, the same ones every time.
+
+The random numbers of a sample come from (seed, epoch, index) alone, and the order of an epoch from
+(seed, epoch). So the batches do not depend on the number of threads, and a run that starts again at
+any epoch and batch sees exactly what an undisturbed one does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polymask.data.cache import Cache
+from polymask.data.threads import default_workers, in_order
+from polymask.data.transforms import Transform
+from polymask.errors import DataError
+
+Batch = tuple[Tensor, Tensor]  # float32 (N, C, H, W), int64 (N,)
+
+_ORDER, _SAMPLE = 1, 2  # keep the two kinds of random numbers apart
+
+
+class Loader:
+    """Batches of a cache, epoch by epoch.
+
+    With `shuffle` (training) an epoch has its own order, and a last batch of one image, which batch
+    norm cannot use, is joined to the one before. Without it the order is the split's.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        transform: Transform,
+        *,
+        batch_size: int = 32,
+        seed: int = 0,
+        shuffle: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        if batch_size < 1 or seed < 0:
+            raise DataError(f"batch_size {batch_size} and seed {seed}: give one from 1, one from 0")
+        self.cache, self.transform = cache, transform
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.workers = workers or default_workers()
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        full, rest = divmod(len(self.cache), self.batch_size)
+        joins = self.shuffle and rest == 1 and full > 0
+        return full + (rest > 0 and not joins)
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from number `start` on.
+
+        Some are made ahead by threads; closing the iterator ends those. An image that fails raises
+        where its batch would have come.
+        """
+        order = self._order(epoch)
+        last = len(self) - 1
+
+        def make(number: int) -> Batch:
+            stop = len(order) if number == last else (number + 1) * self.batch_size
+            return self._batch(order[number * self.batch_size : stop], epoch)
+
+        return in_order(make, range(start, last + 1), self.workers, 2 * self.workers)
+
+    def throughput(self, seconds: float = 1.0) -> float:
+        """Images a second that the loader alone gives, measured over about so many seconds."""
+        next(self.batches())  # the first one pays for imports
+        images, epoch, begin = 0, 0, time.perf_counter()
+        while True:
+            for batch, _ in self.batches(epoch):
+                images += len(batch)
+                elapsed = time.perf_counter() - begin
+                if elapsed > seconds:
+                    return images / elapsed
+            epoch += 1
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        if not self.shuffle:
+            return np.arange(len(self.cache))
+        return np.random.default_rng([_ORDER, self.seed, epoch]).permutation(len(self.cache))
+
+    def _batch(self, indices: NDArray[np.int64], epoch: int) -> Batch:
+        crops = []
+        for index in indices.tolist():
+            draw = np.random.default_rng([_SAMPLE, self.seed, epoch, index])
+            crops.append(self.transform.crop(self.cache.image(index), draw))
+        return self.transform.batch(crops), self.cache.labels[torch.from_numpy(indices)]

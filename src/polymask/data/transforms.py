@@ -1,0 +1,210 @@
+"""From a cached image to what the network sees, with torchvision's v2 functions on uint8.
+
+A crop takes uint8 (3, H, W) to uint8 (3, side, side); all randomness comes from the generator that
+it is given, so a sample depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from polymask.data.cache import short_side
+from polymask.data.domain import DomainData
+from polymask.data.extras import require_vision
+from polymask.errors import DataError
+from polymask.input import InputSpec
+
+Draw = np.random.Generator
+
+
+def _functional() -> Any:
+    return require_vision("torchvision.transforms.v2.functional")
+
+
+@dataclass(frozen=True)
+class Crop(ABC):
+    """A piece of an image, `side` × `side`."""
+
+    side: int
+    interpolation: str
+
+    @abstractmethod
+    def __call__(self, image: Tensor, draw: Draw) -> Tensor:
+        """Take uint8 (3, H, W) to uint8 (3, side, side)."""
+
+    def resize(self, image: Tensor, height: int, width: int) -> Tensor:
+        """Resize with antialiasing, if there is anything to do."""
+        if image.shape[-2:] == (height, width):
+            return image
+        how = require_vision("torchvision.transforms.v2").InterpolationMode(self.interpolation)
+        resized: Tensor = _functional().resize(image, [height, width], how, antialias=True)
+        return resized
+
+    def resize_short(self, image: Tensor, short: int) -> Tensor:
+        """Resize the shorter side to `short`."""
+        height, width = image.shape[-2:]
+        smaller = min(height, width)
+        return self.resize(image, short * height // smaller, short * width // smaller)
+
+    def cut(self, image: Tensor, top: int, left: int) -> Tensor:
+        """The square at (top, left)."""
+        return image[..., top : top + self.side, left : left + self.side]
+
+
+@final
+@dataclass(frozen=True)
+class RandomResizedCrop(Crop):
+    """A random part of the image, resized: its share of the area, its shape and place vary.
+
+    Area is uniform in `scale`, aspect ratio log-uniform in `ratio`; after ten draws that do not fit
+    in the image, the largest centre piece with an allowed ratio.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    mirror: bool = True
+
+    @override
+    def __call__(self, image: Tensor, draw: Draw) -> Tensor:
+        top, left, height, width = self.box(image.shape[-2], image.shape[-1], draw)
+        piece = image[:, top : top + height, left : left + width]
+        return _maybe_mirror(self.resize(piece, self.side, self.side), self.mirror, draw)
+
+    def box(self, height: int, width: int, draw: Draw) -> tuple[int, int, int, int]:
+        """Top, left, height and width of the part."""
+        low, high = (math.log(bound) for bound in self.ratio)
+        for _ in range(10):
+            area = height * width * draw.uniform(*self.scale)
+            shape = math.exp(draw.uniform(low, high))
+            w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if 0 < w <= width and 0 < h <= height:
+                return int(draw.integers(height - h + 1)), int(draw.integers(width - w + 1)), h, w
+        h = min(height, max(1, round(width / self.ratio[0])))
+        w = min(width, max(1, round(height * self.ratio[1])))
+        return (height - h) // 2, (width - w) // 2, h, w
+
+
+@final
+@dataclass(frozen=True)
+class RandomCrop(Crop):
+    """A square from anywhere in the image with its shorter side resized to `short`."""
+
+    short: int = 0
+    mirror: bool = True
+
+    @override
+    def __call__(self, image: Tensor, draw: Draw) -> Tensor:
+        image = self.resize_short(image, self.short)
+        top = int(draw.integers(image.shape[-2] - self.side + 1))
+        left = int(draw.integers(image.shape[-1] - self.side + 1))
+        return _maybe_mirror(self.cut(image, top, left), self.mirror, draw)
+
+
+@final
+@dataclass(frozen=True)
+class Whole(Crop):
+    """The whole image resized to the square, its aspect ratio lost."""
+
+    mirror: bool = False
+
+    @override
+    def __call__(self, image: Tensor, draw: Draw) -> Tensor:
+        return _maybe_mirror(self.resize(image, self.side, self.side), self.mirror, draw)
+
+
+@final
+@dataclass(frozen=True)
+class CentreCrop(Crop):
+    """The centre of the image with its shorter side resized to `short`."""
+
+    short: int = 0
+
+    @override
+    def __call__(self, image: Tensor, draw: Draw) -> Tensor:
+        image = self.resize_short(image, self.short)
+        bottom, right = image.shape[-2] - self.side, image.shape[-1] - self.side
+        return self.cut(image, round(bottom / 2), round(right / 2))
+
+
+@final
+@dataclass(frozen=True)
+class ManyCrops(Crop):
+    """Four corners and the centre, and with `mirror` the same five mirrored: (5 or 10, 3, …)."""
+
+    short: int = 0
+    mirror: bool = False
+
+    @override
+    def __call__(self, image: Tensor, draw: Draw) -> Tensor:
+        image = self.resize_short(image, self.short)
+        bottom, right = image.shape[-2] - self.side, image.shape[-1] - self.side
+        centre = round(bottom / 2), round(right / 2)
+        places = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
+        images = [image, image.flip(-1)] if self.mirror else [image]
+        return torch.stack([self.cut(each, *place) for each in images for place in places])
+
+
+def _maybe_mirror(image: Tensor, mirror: bool, draw: Draw) -> Tensor:
+    return image.flip(-1) if mirror and draw.random() < 0.5 else image
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A crop, and how its pixels are scaled for the network."""
+
+    crop: Crop
+    spec: InputSpec
+
+    def batch(self, crops: Sequence[Tensor]) -> Tensor:
+        """Crops as the network sees them: float32 (N, C, H, W), (p / 255 - mean) / std."""
+        images = torch.stack(list(crops))
+        if self.spec.shape[0] == 1:
+            images = _functional().rgb_to_grayscale(images)
+        mean = torch.tensor(self.spec.mean).view(-1, 1, 1)
+        std = torch.tensor(self.spec.std).view(-1, 1, 1)
+        return images.float().mul_(1 / (255 * std)).sub_(mean / std)
+
+
+def train_transform(
+    data: DomainData, spec: InputSpec, *, scale: tuple[float, float] | None = (0.08, 1.0)
+) -> Transform:
+    """The paper's augmentation: a random resized crop, and mirroring where the domain allows it.
+
+    `scale` bounds the crop's share of the area. With None the crop has the network's size and only
+    its place is random, as in the decathlon's 72 → 64. A squashed domain is mirrored only.
+    """
+    side, how = _square(spec), spec.interpolation
+    if data.squash:
+        return Transform(Whole(side, how, mirror=data.mirror), spec)
+    if scale is None:
+        return Transform(RandomCrop(side, how, short_side(spec), data.mirror), spec)
+    return Transform(RandomResizedCrop(side, how, scale, mirror=data.mirror), spec)
+
+
+def eval_transform(data: DomainData, spec: InputSpec, *, crops: int = 1) -> Transform:
+    """The centre crop, or 5 or 10 crops whose logits the caller averages: (N, crops, C, H, W)."""
+    side, how = _square(spec), spec.interpolation
+    if crops not in (1, 5, 10):
+        raise DataError(f"{crops} crops are not known; give 1, 5 or 10")
+    if data.squash:
+        return Transform(Whole(side, how), spec)
+    if crops == 1:
+        return Transform(CentreCrop(side, how, short_side(spec)), spec)
+    return Transform(ManyCrops(side, how, short_side(spec), mirror=crops == 10), spec)
+
+
+def _square(spec: InputSpec) -> int:
+    if len(spec.shape) != 3 or spec.shape[0] not in (1, 3) or spec.shape[1] != spec.shape[2]:
+        raise DataError(
+            f"images cannot be given the shape {spec.shape}; 1 or 3 channels and a square are known"
+        )
+    return spec.side

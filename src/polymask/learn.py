@@ -1,0 +1,109 @@
+"""From images to a trained domain, in one call."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polymask.base import Base
+from polymask.data import (
+    DomainData,
+    Loader,
+    cache_domain,
+    eval_transform,
+    load_data,
+    train_transform,
+)
+from polymask.domain import Domain, new_domain
+from polymask.input import InputSpec
+from polymask.methods import Method
+from polymask.recipes import Recipe, get_recipe
+from polymask.run import EpochRecord
+from polymask.train import Listener, evaluate, fit
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """Batches of a domain's splits; `val` is None where training takes it all."""
+
+    train: Loader
+    val: Loader | None
+    test: Loader | None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A trained domain in its stored form, with what was measured; accuracies in percent."""
+
+    domain: Domain
+    history: list[EpochRecord]
+    test_accuracy: float | None
+
+
+def learn(
+    base: Base,
+    data: DomainData | str | Path,
+    method: str | Method = "affine-full",
+    recipe: str | Recipe = "quick",
+    *,
+    loaders: Loaders | None = None,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+    **options: Any,
+) -> Learned:
+    """Teach `base` a domain and measure it on test.
+
+    `options` are the method's. `loaders` saves decoding again what several methods share.
+    """
+    recipe = get_recipe(recipe)
+    if not isinstance(data, DomainData):
+        data = load_data(data, seed=seed)
+    loaders = loaders or make_loaders(data, base.input, recipe, seed=seed)
+    torch.manual_seed(seed)
+    if isinstance(method, str):
+        options = recipe.method_options() | options
+    domain = new_domain(base, method, data.classes, **options).to(base.device)
+    domain.input = recipe.input(base.input)
+    history = fit(
+        base,
+        domain,
+        loaders.train,
+        loaders.val,
+        recipe,
+        seed=seed,
+        checkpoint=checkpoint,
+        resume=resume,
+        listener=listener,
+    )
+    accuracy = None if loaders.test is None else evaluate(base, domain, loaders.test)
+    best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
+    domain.recipe = recipe.to_json() | {"seed": seed, "data": data.name}
+    domain.metrics = {"val_accuracy": best, "test_accuracy": accuracy}
+    return Learned(domain, history, accuracy)
+
+
+def make_loaders(
+    data: DomainData,
+    base_input: InputSpec,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Loaders:
+    """Decode a domain's images once and give the batches that a recipe asks for."""
+    spec = recipe.input(base_input)
+    if recipe.mirror is not None:
+        data = replace(data, mirror=recipe.mirror)
+    caches = cache_domain(data, spec, folder=cache, progress=progress)
+    scale = None if recipe.crop_scale == (1.0, 1.0) else recipe.crop_scale
+    augment, centre = train_transform(data, spec, scale=scale), eval_transform(data, spec)
+    images = caches.train_val if recipe.train_on_val else caches.train
+    train = Loader(images, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)
+    val = None if recipe.train_on_val else Loader(caches.val, centre, batch_size=64)
+    test = None if caches.test is None else Loader(caches.test, centre, batch_size=64)
+    return Loaders(train, val, test)

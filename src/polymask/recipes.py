@@ -1,0 +1,162 @@
+"""Recipes: how a domain is trained. Named, and each field can be changed."""
+
+import math
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from polymask.errors import PolymaskError, near_matches
+from polymask.input import InputSpec
+
+Optimiser = Literal["adam", "sgd"]
+Schedule = Literal["step", "cosine"]
+Selection = Literal["best", "last"]
+
+
+class RecipeError(PolymaskError):
+    """A recipe is unknown, or a field of it makes no sense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a domain is trained.
+
+    Transforms and norms learn by Adam at `rate`, the head at `head_rate`. Both rates are multiplied
+    by `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow half a
+    cosine; they rise linearly over the first `warmup` epochs. A crop covers a share in
+    `crop_scale` of the image's area; (1, 1) gives crops of the network's size at random places.
+    """
+
+    name: str = "custom"
+    epochs: int = 30
+    batch_size: int = 32
+    rate: float = 1e-4
+    head_optimiser: Optimiser = "sgd"
+    head_rate: float = 1e-3
+    head_momentum: float = 0.9
+    weight_decay: float = 0.0  # of the head and of full weights, never of scores, scalars or norms
+    label_smoothing: float = 0.0
+    schedule: Schedule = "step"
+    drops: tuple[int, ...] = (15,)
+    drop_factor: float = 0.1
+    warmup: float = 0.0
+    side: int | None = None  # pixels; None: what the base was made for
+    resized: int | None = None  # short side before the centre crop; None: as the base has it
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    mirror: bool | None = None  # None: as the domain says
+    norms: str | None = None  # None: as the method says, and so for the next two
+    norm_momentum: float | None = None
+    norm_reestimate: bool | None = None
+    selection: Selection = "best"  # by accuracy on val
+    train_on_val: bool = False  # the final training, on train and val together
+    autocast: bool = False  # bfloat16
+    channels_last: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drops", tuple(self.drops))
+        object.__setattr__(self, "crop_scale", tuple(map(float, self.crop_scale)))
+        for name, allowed in (
+            ("head_optimiser", get_args(Optimiser)),
+            ("schedule", get_args(Schedule)),
+            ("selection", get_args(Selection)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise RecipeError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("rate", "head_rate", "head_momentum", "weight_decay", "warmup"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise RecipeError(f"{name}={getattr(self, name)} cannot be negative or infinite")
+        if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise RecipeError(f"crop_scale={self.crop_scale} must be a range within (0, 1]")
+        if not 0 <= self.label_smoothing < 1:
+            raise RecipeError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
+        if self.train_on_val and self.selection == "best":
+            raise RecipeError("train_on_val leaves no val to select on; set selection='last'")
+
+    def factor(self, epoch: float) -> float:
+        """What the rates are multiplied by, `epoch` epochs (and a fraction) into training."""
+        if epoch < self.warmup:
+            return epoch / self.warmup
+        if self.schedule == "cosine":
+            progress = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
+            return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        return float(self.drop_factor ** sum(epoch >= drop for drop in self.drops))
+
+    def input(self, base: InputSpec) -> InputSpec:
+        """How images are fed: the base's way, at the recipe's size."""
+        side = self.side or base.side
+        crop = base.crop if self.resized is None else side / self.resized
+        return replace(base, shape=(base.shape[0], side, side), crop=min(crop, 1.0))
+
+    def method_options(self) -> dict[str, Any]:
+        """The method's options that this recipe decides."""
+        names = ("norms", "norm_momentum", "norm_reestimate")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `Recipe(**object)` reads back."""
+        return asdict(self)
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="imagenet-to-sketch"),
+        Recipe(
+            name="decathlon", epochs=60, drops=(45,), side=64, resized=72, crop_scale=(1.0, 1.0)
+        ),
+        Recipe(
+            name="quick",
+            epochs=8,
+            batch_size=32,
+            rate=5e-4,
+            head_optimiser="adam",
+            head_rate=2e-3,
+            schedule="cosine",
+            warmup=0.2,
+            side=128,
+            crop_scale=(0.35, 1.0),
+        ),
+    )
+}
+
+
+def get_recipe(recipe: str | Path | Recipe, **changes: Any) -> Recipe:
+    """A recipe by its name or from a TOML file, with some fields changed.
+
+    A file's fields are the recipe's; `recipe = "NAME"` in it names the one that it starts from.
+    """
+    if isinstance(recipe, str | Path):
+        recipe = _from_file(Path(recipe)) if str(recipe).endswith(".toml") else _named(str(recipe))
+    _check_fields(changes)
+    return replace(recipe, **changes)
+
+
+def _named(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise RecipeError(
+            f"recipe {name!r} is not known; {near_matches(name, RECIPES)}, or give a .toml file"
+        )
+    return RECIPES[name]
+
+
+def _from_file(path: Path) -> Recipe:
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from error
+    start = _named(content.pop("recipe")) if "recipe" in content else Recipe()
+    _check_fields(content)
+    return replace(start, **({"name": path.stem} | content))
+
+
+def _check_fields(changes: dict[str, Any]) -> None:
+    known = {f.name for f in fields(Recipe)}
+    for name in changes:
+        if name not in known:
+            raise RecipeError(f"a recipe has no field {name!r}; {near_matches(name, known)}")

@@ -1,0 +1,73 @@
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polymask._torchvision import import_torchvision
+from polymask.data import load_data
+from polymask.data.extras import require_vision
+from polymask.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("digit", "did you mean digits"),
+        ("torchvison:MNIST", "did you mean torchvision:MNIST"),
+        ("zzz", "give a folder, decathlon:…, sketch:…, hf:…, torchvision:…, or digits"),
+    ],
+)
+def test_an_unknown_source_suggests_near_ones(source: str, hint: str) -> None:
+    with pytest.raises(DataError, match=hint):
+        load_data(source)
+
+
+def test_a_folder_with_a_near_name_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "flowers").mkdir()
+    with pytest.raises(DataError, match=r"did you mean .*flowers\?"):
+        load_data(f"{tmp_path}/flower")
+
+
+def test_impossible_numbers_are_refused() -> None:
+    for wrong in ({"seed": -1}, {"limit": 0}):
+        with pytest.raises(DataError, match="give a seed from 0 and a limit from 1"):
+            load_data("digits", **wrong)
+
+
+def test_a_missing_package_is_an_error_that_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'polymask\[demo\]'"):
+        load_data("digits")
+
+
+def test_importing_the_data_package_imports_nothing_heavy_but_torch() -> None:
+    code = (
+        "import sys, polymask.data;"
+        "heavy = {'PIL', 'torchvision', 'sklearn', 'matplotlib', 'datasets', 'timm'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torchvision_imports_beside_any_torch_and_only_once() -> None:
+    code = (
+        "from polymask._torchvision import import_torchvision;"
+        "first = import_torchvision(); assert import_torchvision() is first;"
+        "import torchvision.transforms.v2"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_missing_torchvision_is_an_import_error_that_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'polymask\[vision\]'"):
+        import_torchvision()
+    with pytest.raises(DataError, match=r"pip install 'polymask\[vision\]'"):
+        require_vision("torchvision.datasets")
