@@ -67,8 +67,9 @@ def test_a_linear_layer_that_something_follows_is_no_classifier():
 
 def test_the_classifier_can_be_named_or_denied():
     assert tiny_base(classifier=None).feature_dim == 10
-    base = tiny_base(classifier="hidden")
-    assert base.feature_dim == 16
+    assert tiny_base(classifier="fc").feature_dim == 12
+    with pytest.raises(pm.BaseError, match="does not run on an input"):
+        tiny_base(classifier="hidden")
     with pytest.raises(pm.BaseError, match=r"no module 'fd' to take as its classifier; near .* fc"):
         tiny_base(classifier="fd")
     with pytest.raises(pm.BaseError, match="stem_bn of base tiny is a BatchNorm2d"):
@@ -156,6 +157,33 @@ def test_a_size_that_the_network_cannot_take_is_an_input_error():
 def test_a_network_that_does_not_run_on_the_declared_input_says_so():
     with pytest.raises(pm.BaseError, match=r"does not run on an input of shape \(1, 16, 16\)"):
         pm.load_base(tiny_net(), input=pm.InputSpec((1, 16, 16), (0.5,), (0.5,)))
+
+
+def test_weights_go_with_a_name_and_not_with_a_module(tmp_path):
+    with pytest.raises(pm.BaseError, match="load them into the module first"):
+        pm.load_base(tiny_net(), input=SPEC, weights=tmp_path / "w.pth")
+
+
+def test_moving_a_base_leaves_the_users_module_where_it_is():
+    net = tiny_net()
+    base = pm.load_base(net, input=SPEC, device="meta")
+    assert base.device.type == "meta"
+    assert net.stem.weight.device.type == "cpu"
+
+
+def test_a_slash_in_a_modules_name_is_refused():
+    net = nn.Sequential()
+    net.add_module("a/b", nn.Conv2d(3, 2, 1))
+    with pytest.raises(pm.BaseError, match="has a slash in its name"):
+        pm.load_base(net, input=SPEC)
+
+
+def test_norms_may_have_any_name():
+    net = nn.Sequential()
+    net.add_module("conv", nn.Conv2d(3, 2, 1))
+    net.add_module("values", nn.BatchNorm2d(2))
+    base = pm.load_base(net, input=SPEC)
+    assert [name for name, _ in pm.new_domain(base, "affine-full").named_norms()] == ["values"]
 
 
 def test_a_lazy_network_is_refused():

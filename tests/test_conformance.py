@@ -88,6 +88,20 @@ def test_a_merged_network_gives_the_same_logits_bit_for_bit(base, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_merging_leaves_a_domain_able_to_learn_and_the_merged_network_as_it_was(base, method):
+    domain = trained(base, method)
+    learning = [p.requires_grad for p in domain.parameters()]
+    merged = domain.merged(base)
+    with torch.no_grad():
+        before = merged(batch()[0])
+    assert [p.requires_grad for p in domain.parameters()] == learning
+    train(base, domain, steps=5, rate=1e-2)
+    with torch.no_grad():
+        assert torch.equal(merged(batch()[0]), before)
+        assert not torch.equal(domain(base, batch()[0]), before)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_merged_network_shares_what_the_domain_does_not_change(base, method):
     domain = trained(base, method)
     merged = dict(named_tensors(domain.merged(base)))

@@ -62,7 +62,7 @@ def test_the_momentum_of_the_statistics_is_an_option():
         base = tiny_base()
         domain = pm.new_domain(base, "affine-full", ["a"], norm_momentum=momentum).train()
         domain(base, images)
-        own = domain.norms["stem_bn"].running_mean
+        own = dict(domain.named_norms())["stem_bn"].running_mean
         mean = nn.functional.conv2d(images, base.tensor("stem.weight"), padding=1).mean((0, 2, 3))
         share = 0.1 if momentum is None else momentum
         old = base.tensor("stem_bn.running_mean")
@@ -78,7 +78,7 @@ def test_reestimation_averages_the_statistics_over_all_batches():
     with torch.no_grad():
         W = domain.weights(base)["stem.weight"]
         means = [nn.functional.conv2d(x, W, padding=1).mean((0, 2, 3)) for x in batches]
-    own = domain.norms["stem_bn"].running_mean
+    own = dict(domain.named_norms())["stem_bn"].running_mean
     torch.testing.assert_close(own, torch.stack(means).mean(0), rtol=1e-4, atol=1e-5)
     assert not domain.training
     base.verify()

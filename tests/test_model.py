@@ -39,6 +39,7 @@ def test_a_library_is_loaded_by_file_name(model, tmp_path):
     for name in model.domains:
         model.domain(name).save(tmp_path / f"{name}.safetensors")
     (tmp_path / "notes.txt").write_text("not a pack")
+    (tmp_path / "._a.safetensors").write_text("what some file systems leave behind")
     again = pm.MultiDomainModel(model.base, library=tmp_path)
     assert again.domains == ["a", "b"]
     images, _ = batch()

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import polymask as pm
-from nets import tiny_base, trained
+from nets import logits, tiny_base, trained
 from polymask.bits import Bits
+from polymask.methods.affine import Affine
 from polymask.pack import BitArray, inspect, read_pack, write_pack
 
 
@@ -165,6 +166,9 @@ HOSTILE = {
     "too few classes": ({"classes": ["one"]}, {}, "head/weight has shape"),
     "no classes": ({"classes": []}, {}, "classes must be a list"),
     "repeated class": ({"classes": ["a", "a", "b"]}, {}, "class names must be distinct"),
+    "input of words": ({"input": {"shape": ["x", 1, 1]}}, {}, "input shape must be a list"),
+    "scores of words": ({"options": {"scores": ["x", "y"]}}, {}, "scores=.* must be a range"),
+    "a word as threshold": ({"options": {"threshold": "x"}}, {}, "threshold='x' must be"),
     "a missing tensor": ({}, {"head/bias": None}, "lacks or does not know head/bias"),
     "a foreign tensor": ({}, {"x": np.zeros(3, np.float32)}, "lacks or does not know x"),
     "not a number": ({}, {"head/bias": np.full(3, np.nan, np.float32)}, "not finite"),
@@ -266,6 +270,43 @@ def test_a_note_that_is_not_finite_is_not_written(base, tmp_path):
     with pytest.raises(pm.PackError, match="a note in its manifest"):
         domain.save(tmp_path / "d.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("note", [{"x": object()}, {1: 2, "a": 3}, {"x": float("inf")}])
+def test_notes_that_are_not_json_are_not_written(base, tmp_path, note):
+    domain = trained(base)
+    domain.metrics = note
+    with pytest.raises(pm.PackError, match="a note in its manifest"):
+        domain.save(tmp_path / "d.safetensors")
+
+
+def test_notes_with_numbers_as_keys_can_be_read_back(base, tmp_path):
+    domain = trained(base)
+    domain.metrics = {"by epoch": {9: 1.0, 10: 2.0}}
+    domain.save(tmp_path / "d.safetensors")
+    loaded = pm.load_domain(tmp_path / "d.safetensors", base)
+    assert loaded.metrics == {"by epoch": {"9": 1.0, "10": 2.0}}
+
+
+def test_a_method_without_a_registered_name_is_not_written(base, tmp_path):
+    domain = pm.new_domain(base, Affine(), ["a", "b"])
+    with pytest.raises(pm.PackError, match="the method has no registered name"):
+        domain.save(tmp_path / "d.safetensors")
+
+
+def test_a_single_number_round_trips_with_its_shape(tmp_path):
+    manifest = pm.pack.Manifest("m", {}, "b", "f", {}, None)
+    write_pack(tmp_path / "p.safetensors", manifest, {"v": np.float32(3)})
+    assert read_pack(tmp_path / "p.safetensors")[1]["v"].shape == ()
+
+
+def test_a_pack_does_not_depend_on_the_sites_that_the_base_was_loaded_with(tmp_path):
+    some, all_sites = tiny_base(include=["stem", "plain"]), tiny_base()
+    domain = trained(some)
+    domain.save(tmp_path / "d.safetensors")
+    loaded = pm.load_domain(tmp_path / "d.safetensors", all_sites)
+    assert list(loaded.sites) == ["stem.weight", "plain.weight"]
+    assert torch.equal(logits(all_sites, loaded), logits(some, domain))
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(domain, tmp_path, monkeypatch):

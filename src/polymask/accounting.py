@@ -72,6 +72,12 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     )
 
 
+def bits_per_weight(base: Base, domain: Domain) -> float:
+    """Bits that a domain stores, without its head, for each parameter of the base."""
+    bits = sum(bits for name, bits in component_bits(domain).items() if name != "head")
+    return bits / sum(p.numel() for p in base.net.parameters())
+
+
 def component_bits(domain: Domain) -> dict[str, int]:
     """Bits of a domain by component, masks at one bit an element."""
     bits = dict.fromkeys(COMPONENTS, 0)

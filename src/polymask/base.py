@@ -40,9 +40,8 @@ class Base:
         self.net = _frozen_copy(net)
         self._check_tensors()
         first = next((t for _, t in named_tensors(self.net)), torch.empty(0))
-        found = survey(
-            self.net, torch.zeros(1, *input.shape, device=first.device, dtype=_real(first))
-        )
+        blank = torch.zeros(1, *input.shape, device=first.device, dtype=_real(first))
+        found = survey(self.net, blank)
         self.classifier = found.classifier if classifier == "auto" else classifier
         self.head: nn.Module | None = None
         self.feature_dim: int | None = None
@@ -50,9 +49,11 @@ class Base:
             self.feature_dim = found.output_shape[0]
         if self.classifier is not None:
             self._take_out_classifier(self.classifier)
+        if classifier not in ("auto", None):
+            survey(self.net, blank)  # what somebody names may be needed where it stands
 
-        sites = {n: s for n, s in found.sites.items() if not self._is_classifier(n)}
-        self.sites: dict[str, Site] = _choose(sites, include, exclude)
+        self.all_sites = {n: s for n, s in found.sites.items() if not self._is_classifier(n)}
+        self.sites: dict[str, Site] = _choose(self.all_sites, include, exclude)
         self.norms: dict[str, Norm] = found.norms
         self._tensors = dict(named_tensors(self.net))
         self.fingerprint = "" if first.is_meta else fingerprint(self.net)
@@ -209,12 +210,12 @@ def load_base(
     """
     if isinstance(source, nn.Module):
         net, spec, label = source, input_of(source), type(source).__name__.lower()
+        if weights is not None:
+            raise BaseError("weights=FILE goes with a base's name; load them into the module first")
     else:
         net, spec = build(source, pretrained=pretrained, weights=weights, device=device)
         label = source
-    if device is not None and torch.device(device).type != "meta":
-        net = net.to(device)
-    return Base(
+    base = Base(
         net,
         name=name or label,
         input=input or spec,
@@ -222,6 +223,7 @@ def load_base(
         include=include,
         exclude=exclude,
     )
+    return base if device is None else base.to(device)
 
 
 def fingerprint(module: nn.Module) -> str:

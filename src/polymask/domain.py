@@ -4,6 +4,7 @@ domain.weights(base) -> {state-dict name: tensor}
 logits = domain.head(functional_call(base.net, domain.weights(base), (images,)))
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,17 @@ from polymask.base import Base
 from polymask.bits import Bits
 from polymask.errors import DomainError, PackError, PolymaskError
 from polymask.input import InputSpec
-from polymask.methods import Method, Stored, Transform, create_method
+from polymask.methods import Method, Stored, Transform, create_method, list_methods
 from polymask.norms import OwnNorm
 from polymask.pack import BitArray, Manifest, read_pack, write_pack
-from polymask.surgery import copy_with, put_module, put_tensors, structural_copy
+from polymask.surgery import (
+    copy_with,
+    named_tensors,
+    put_module,
+    put_tensors,
+    structural_copy,
+)
+from polymask.survey import Site
 
 
 class Domain(nn.Module):
@@ -31,15 +39,22 @@ class Domain(nn.Module):
     `recipe` and `metrics` are notes (JSON values) that travel in its pack.
     """
 
-    def __init__(self, base: Base, method: Method, classes: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        base: Base,
+        method: Method,
+        classes: Sequence[str] | None,
+        sites: Mapping[str, Site] | None = None,
+    ) -> None:
         super().__init__()
+        self.sites = dict(base.sites if sites is None else sites)
         self.method = method
         self.base_name, self.fingerprint, self.input = base.name, base.fingerprint, base.input
         self.classes = None if classes is None else check_classes(classes)
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
 
-        transforms = {name: method.transform(site) for name, site in base.sites.items()}
+        transforms = {name: method.transform(site) for name, site in self.sites.items()}
         self.transforms = nn.ModuleDict({_key(n): t for n, t in transforms.items() if t})
         norms = {} if method.norms == "shared" else base.norms
         owned = {name: OwnNorm(base, norm, method.norms) for name, norm in norms.items()}
@@ -51,7 +66,7 @@ class Domain(nn.Module):
                     f"base {base.name} does not give one feature vector an image, so it takes no "
                     "linear head; give it pooled features, or make the domain with classes=None"
                 )
-            dtype = next((s.dtype for s in base.sites.values()), torch.float32)
+            dtype = next((s.dtype for s in base.all_sites.values()), torch.float32)
             self.head = nn.Linear(base.feature_dim, len(self.classes), dtype=dtype)
 
     def weights(self, base: Base) -> dict[str, Tensor]:
@@ -59,7 +74,7 @@ class Domain(nn.Module):
         self.check_base(base)
         weights = {}
         for name, transform in self.named_transforms():
-            site = base.sites[name]
+            site = self.sites[name]
             weights[name] = transform.weight(base.tensor(name))
             bias = transform.bias(base.tensor(site.bias) if site.has_bias else None)
             if bias is not None:
@@ -157,37 +172,46 @@ class Domain(nn.Module):
         return self.requires_grad_(False).eval()
 
     def frozen(self) -> Self:
-        """A copy in the stored form, sharing nothing with the one that may learn on."""
+        """A copy in the stored form; the original may learn on without changing it."""
         stored = {n: t.clone() if isinstance(t, Tensor) else t for n, t in self.stored().items()}
         return structural_copy(self).restore(stored)
 
     def save(self, path: str | Path) -> None:
         """Write the domain's pack: the whole file or nothing."""
-        tensors = {
-            name: BitArray.encoded(t.to_bytes(), t.shape)
-            if isinstance(t, Bits)
-            else t.cpu().numpy()
-            for name, t in self.stored().items()
-        }
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, BitArray) and not np.isfinite(tensor).all():
+        if self.method.name not in list_methods():
+            raise PackError(
+                f"{path} is not written: the method has no registered name, so no one could read "
+                "it; register(name, method) and make the domain by that name"
+            )
+        tensors: dict[str, np.ndarray[Any, Any] | BitArray] = {}
+        for name, stored in self.stored().items():
+            if isinstance(stored, Bits):
+                tensors[name] = BitArray.encoded(stored.to_bytes(), stored.shape)
+                continue
+            if stored.dtype == torch.bfloat16 or not torch.isfinite(stored).all():
                 raise PackError(
                     f"{path} is not written: {name} of the domain holds values that are not "
-                    "finite; train it again with a smaller rate"
+                    "finite, or bfloat16; train it again with a smaller rate, in float32"
                 )
+            tensors[name] = stored.cpu().numpy()
         write_pack(path, self._manifest(), tensors)
 
     def merged(self, base: Base) -> nn.Module:
         """An ordinary network that gives this domain's logits.
 
         A structural copy of the base: every tensor that the domain does not change is shared
-        with it, the head stands where the base's classifier stood.
+        with it, the head stands where the base's classifier stood. Nothing is shared with the
+        domain, which may learn on.
         """
+        own = {id(tensor) for _, tensor in named_tensors(self)}
         with torch.no_grad():
-            net = copy_with(base.net, self.weights(base))
+            weights = self.weights(base)
+            net = copy_with(
+                base.net, {n: t.detach().clone() if id(t) in own else t for n, t in weights.items()}
+            )
         if self.head is None:
             return net
-        head = structural_copy(self.head).requires_grad_(False)
+        head = copy.deepcopy(self.head).requires_grad_(False)
         if base.classifier is None or not isinstance(base.head, nn.Linear):
             return nn.Sequential(net, head).eval()
         put_module(net, base.classifier, head)
@@ -229,10 +253,15 @@ def new_domain(
     return Domain(base, method, classes)
 
 
-def skeleton(base: Base, method: Method, classes: Sequence[str] | None) -> Domain:
+def skeleton(
+    base: Base,
+    method: Method,
+    classes: Sequence[str] | None,
+    sites: Mapping[str, Site] | None = None,
+) -> Domain:
     """A domain without memory for its tensors: names, shapes and types only."""
     with torch.device("meta"):
-        return Domain(base, method, classes)
+        return Domain(base, method, classes, sites)
 
 
 def load_domain(path: str | Path, base: Base) -> Domain:
@@ -250,7 +279,10 @@ def load_domain(path: str | Path, base: Base) -> Domain:
         )
     try:
         method = create_method(manifest.method, **manifest.options)
-        domain = skeleton(base, method, manifest.classes)
+        # The sites are the pack's own: which ones the base was loaded with does not matter.
+        used = {name.split("/")[1] for name in tensors if name.startswith("transform/")}
+        sites = {name: site for name, site in base.all_sites.items() if name in used}
+        domain = skeleton(base, method, manifest.classes, sites)
         domain.input = InputSpec(**manifest.input)
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
@@ -306,9 +338,9 @@ def check_classes(classes: Sequence[str]) -> list[str]:
 
 
 def _key(name: str) -> str:
-    # Submodule names may not hold dots.
-    return name.replace(".", "/")
+    # Names of submodules hold no dots, and must not be those of a ModuleDict's own attributes.
+    return ":" + name.replace(".", "/")
 
 
 def _name(key: str) -> str:
-    return key.replace("/", ".")
+    return key.removeprefix(":").replace("/", ".")

@@ -33,6 +33,14 @@ class DataError(PolymaskError):
     """Images or labels of a domain cannot be used as they are."""
 
 
+class TrainingError(PolymaskError):
+    """Training cannot go on."""
+
+
+class InterruptedTraining(TrainingError):  # noqa: N818 - not a fault
+    """Training was asked to stop, and has saved what it needs to go on."""
+
+
 def near_matches(name: str, known: Iterable[str]) -> str:
     """The most similar of the known names, as the end of an error message."""
     names = sorted(known)

@@ -27,7 +27,12 @@ class InputSpec:
     def __post_init__(self) -> None:
         # JSON gives lists; equality and hashing want tuples.
         for name, kind in (("shape", int), ("mean", float), ("std", float)):
-            object.__setattr__(self, name, tuple(kind(v) for v in getattr(self, name)))
+            try:
+                object.__setattr__(self, name, tuple(kind(v) for v in getattr(self, name)))
+            except (TypeError, ValueError) as error:
+                raise BaseError(f"input {name} must be a list of numbers: {error}") from error
+        if not isinstance(self.crop, int | float):
+            raise BaseError(f"crop {self.crop!r} must be a number")
         if len(self.shape) < 1 or any(n < 1 for n in self.shape):
             raise BaseError(f"input shape {self.shape} must be positive sizes, channels first")
         channels = self.shape[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from polymask.accounting import bits_per_weight
 from polymask.base import Base
 from polymask.data import (
     DomainData,
@@ -19,9 +20,10 @@ from polymask.data import (
 from polymask.domain import Domain, new_domain
 from polymask.input import InputSpec
 from polymask.methods import Method
+from polymask.predict import evaluate
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord
-from polymask.train import Listener, evaluate, fit
+from polymask.train import Listener, fit
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,11 @@ def learn(
     accuracy = None if loaders.test is None else evaluate(base, domain, loaders.test)
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
     domain.recipe = recipe.to_json() | {"seed": seed, "data": data.name}
-    domain.metrics = {"val_accuracy": best, "test_accuracy": accuracy}
+    domain.metrics = {
+        "val_accuracy": best,
+        "test_accuracy": accuracy,
+        "bits_per_weight": bits_per_weight(base, domain),
+    }
     return Learned(domain, history, accuracy)
 
 

@@ -14,9 +14,9 @@ from polymask.base import Base
 from polymask.bits import Bits
 from polymask.domain import Domain, load_domain
 from polymask.errors import DomainError, InputError, near_matches
+from polymask.pack import SUFFIX, packs_in
 from polymask.surgery import tensor_bytes
 
-SUFFIX = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -75,11 +75,8 @@ class MultiDomainModel:
 
     def load_library(self, folder: str | Path) -> None:
         """Load every pack of a folder, or none if one of them cannot be loaded."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise DomainError(f"there is no library at {folder}; give a folder of packs")
         loaded = {}
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
+        for path in packs_in(folder):
             name = path.name.removesuffix(SUFFIX)
             self._check_new(name)
             loaded[name] = load_domain(path, self.base)

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from polymask import codec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FORMAT = 1
+SUFFIX = ".safetensors"
 KEY = "polymask"  # of the manifest in the safetensors metadata
 _HEADER_LIMIT = 100 << 20
 _TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "U8": "u1", "I64": "<i8"}
@@ -84,23 +86,23 @@ def write_pack(
     arrays = {
         name: np.frombuffer(t.data, np.uint8)
         if isinstance(t, BitArray)
-        else np.ascontiguousarray(t)
+        else np.asarray(t, order="C")
         for name, t in tensors.items()
     }
-    content = asdict(manifest) | {
-        "bits": {
-            name: {"shape": list(t.shape), "codec": t.codec}
-            for name, t in tensors.items()
-            if isinstance(t, BitArray)
-        }
+    bits = {
+        name: {"shape": list(t.shape), "codec": t.codec}
+        for name, t in tensors.items()
+        if isinstance(t, BitArray)
     }
-    codes = {np.dtype(t): code for code, t in _TYPES.items()}
     try:
-        content["sha256"] = _digest(
-            content, {n: (codes[a.dtype], list(a.shape), a.data) for n, a in arrays.items()}
-        )
-    except ValueError as error:
+        # As a reader will see it: notes may hold keys that are no strings yet.
+        content = json.loads(_canonical(asdict(manifest) | {"bits": bits}))
+    except (TypeError, ValueError) as error:
         raise PackError(f"{path} cannot be written: a note in its manifest: {error}") from error
+    codes = {np.dtype(t): code for code, t in _TYPES.items()}
+    content["sha256"] = _digest(
+        content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()}
+    )
     write_atomically(Path(path), save(arrays, {KEY: _canonical(content)}))
 
 
@@ -160,9 +162,18 @@ def inspect(path: str | Path) -> PackInfo:
     return PackInfo(str(path), size, manifest, sizes)
 
 
+def packs_in(folder: str | Path) -> list[Path]:
+    """The packs of a library, by name; hidden files are no packs."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise PackError(f"there is no library at {folder}; give a folder of packs")
+    found = (path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+    return sorted(found)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write the whole file or nothing: beside it first, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

@@ -198,7 +198,13 @@ class _Recorder(TorchFunctionMode):
 def survey(net: nn.Module, blank: Tensor) -> Survey:
     """Run `net` once on `blank`, a batch of one, and say what it is made of."""
     parameters = {id(p): name for name, p in net.named_parameters()}
-    norms = {name: norm for name, module in net.named_modules() if (norm := _norm(name, module))}
+    norms = {}
+    for name, module in net.named_modules():
+        if "/" in name:
+            raise BaseError(f"the module {name!r} has a slash in its name; rename it")
+        norm = _norm(name, module) if name else None
+        if norm is not None:
+            norms[name] = norm
     norm_of = {
         id(tensor): name for name in norms for _, tensor in named_tensors(net.get_submodule(name))
     }

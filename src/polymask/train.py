@@ -8,36 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from polymask.base import Base
 from polymask.domain import Domain
-from polymask.errors import PolymaskError
+from polymask.errors import InterruptedTraining, TrainingError
+from polymask.predict import Batches, evaluate
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord, Run, copied
-
-
-class TrainingError(PolymaskError):
-    """Training cannot go on."""
-
-
-class InterruptedTraining(TrainingError):  # noqa: N818 - not a fault
-    """Training was asked to stop, and has saved what it needs to go on."""
-
-
-class Batches(Protocol):
-    """Where images come from: the same batches for the same epoch, every time."""
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images (N, C, H, W), labels (N,)) of an epoch, from batch `start` on."""
 
 
 class Listener:
@@ -169,30 +152,6 @@ def set_rates(optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float) ->
     for name, optimiser in optimisers.items():
         for group in optimiser.param_groups:
             group["lr"] = rates[name] * recipe.factor(epoch)
-
-
-@torch.no_grad()
-def predict(net: nn.Module, images: Tensor) -> Tensor:
-    """Logits (N, classes) of images (N, C, H, W), or (N, crops, C, H, W): averaged over crops."""
-    if images.ndim < 5:
-        logits: Tensor = net(images)
-        return logits
-    crops = images.shape[1]
-    averaged: Tensor = net(images.flatten(0, 1)).unflatten(0, (-1, crops)).mean(1)
-    return averaged
-
-
-def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
-    """Accuracy in percent, by the merged network."""
-    net = domain.merged(base)
-    right = total = 0
-    for images, labels in batches.batches():
-        images = images.to(base.device)
-        if images.ndim == 4:
-            images = images.contiguous(memory_format=torch.channels_last)
-        right += int((predict(net, images).argmax(1).cpu() == labels).sum())
-        total += len(labels)
-    return 100 * right / total
 
 
 def mask_density(domain: Domain) -> float | None:

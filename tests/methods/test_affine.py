@@ -176,7 +176,7 @@ def test_channel_scalars_of_a_transposed_convolution_scale_its_output_channels(g
     net = nn.ConvTranspose2d(4, 6, 3, groups=groups, bias=False).double()
     base = pm.load_base(net, input=pm.InputSpec((4, 5, 5), (0.5,) * 4, (0.5,) * 4))
     domain = pm.new_domain(base, "affine-full-channel", None).eval()
-    transform = domain.transforms["weight"]
+    transform = dict(domain.named_transforms())["weight"]
     images = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     scale = torch.randn(6, dtype=torch.float64)
     with torch.no_grad():

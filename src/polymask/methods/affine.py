@@ -50,15 +50,20 @@ class Affine(Method):
     threshold: float = 0.0
     surrogate: Surrogate = "identity"
 
-    reference: ClassVar[str] = "Mancini et al., arXiv 2103.13894; Mallya et al., arXiv 1801.06519"
+    reference: ClassVar[str] = "arXiv 2103.13894, 1801.06519"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice("per", ("layer", "channel"))
         self.check_choice("surrogate", SURROGATES)
+        is_range = isinstance(self.scores, list | tuple) and len(self.scores) == 2
+        if not is_range or not all(isinstance(end, int | float) for end in self.scores):
+            raise MethodError(f"scores={self.scores!r} must be a range (low, high)")
         object.__setattr__(self, "scores", tuple(map(float, self.scores)))
-        if len(self.scores) != 2 or not self.scores[0] <= self.scores[1]:
+        if not self.scores[0] <= self.scores[1]:
             raise MethodError(f"scores={self.scores} must be a range (low, high)")
+        if not isinstance(self.threshold, int | float):
+            raise MethodError(f"threshold={self.threshold!r} must be a number")
         for name in NAMES:
             words = ("learned", "auto") if name == "k0" else ("learned",)
             value = getattr(self, name)

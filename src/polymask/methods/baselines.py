@@ -21,7 +21,7 @@ class HeadOnly(Method):
 
     norms: NormPolicy = "shared"
 
-    reference: ClassVar[str] = "Bilen and Vedaldi, arXiv 1701.07275"
+    reference: ClassVar[str] = "arXiv 1701.07275"
 
     def transform(self, site: Site) -> None:
         """Leave every site as the base has it."""
@@ -31,7 +31,7 @@ class HeadOnly(Method):
 class Finetune(Method):
     """Every weight and bias of every site is the domain's own."""
 
-    reference: ClassVar[str] = "individual networks of the paper's tables"
+    reference: ClassVar[str] = "arXiv 2103.13894"
 
     def transform(self, site: Site) -> "FreeWeights":
         """A weight, and a bias where the base has one, that start at the base's."""

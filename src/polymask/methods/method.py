@@ -66,8 +66,12 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         self.check_choice("norms", NORM_POLICIES)
-        if self.norm_momentum is not None and not 0 < self.norm_momentum <= 1:
-            raise MethodError(f"norm_momentum={self.norm_momentum} must be in (0, 1], or None")
+        momentum = self.norm_momentum
+        is_number = isinstance(momentum, int | float)
+        if momentum is not None and not (is_number and 0 < momentum <= 1):
+            raise MethodError(f"norm_momentum={momentum!r} must be in (0, 1], or None")
+        if not isinstance(self.norm_reestimate, bool):
+            raise MethodError(f"norm_reestimate={self.norm_reestimate!r} must be true or false")
 
     def check_choice(self, option: str, allowed: tuple[str, ...]) -> None:
         """Raise unless the option's value is one of those allowed."""

@@ -1,0 +1,40 @@
+"""The command line: one file a group of verbs, one dataclass a verb.
+
+Results go to standard output, as tables or with --json as one JSON object; progress and messages go
+to standard error. Exit codes: 0 done, 1 a problem that one line explains, 2 a command that makes no
+sense, 130 stopped on request with everything saved.
+"""
+
+import sys
+
+from polymask.errors import InterruptedTraining, PolymaskError
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; what is returned is the exit code."""
+    from polymask.cli.parser import parse
+
+    verb = parse(arguments)
+    try:
+        verb.execute()
+    except InterruptedTraining as stopped:
+        print(f"polymask: {stopped}", file=sys.stderr)
+        return 130
+    except (PolymaskError, ImportError) as error:
+        if verb.debug:
+            raise
+        print(f"polymask: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("polymask: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

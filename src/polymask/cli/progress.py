@@ -1,0 +1,148 @@
+"""Where people wait: training, live on standard error."""
+
+import json
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from polymask.recipes import Recipe
+from polymask.run import EpochRecord
+from polymask.train import Listener
+
+
+def error_console() -> Console:
+    """The console for everything that is not a result."""
+    return Console(stderr=True, highlight=False)
+
+
+class LiveBar(Listener):
+    """One bar for the whole training; it leaves no trace."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self.title, self.console = title, console or error_console()
+        self.bar: Progress | None = None
+        self.density: float | None = None
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        self.epochs, self.steps, self.images = recipe.epochs, steps, 0
+        self.began = time.perf_counter()
+        self.bar = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+        )
+        total = recipe.epochs * steps
+        self.task: TaskID = self.bar.add_task(
+            self.title, total=total, completed=epoch * steps, note=""
+        )
+        self.bar.start()
+
+    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
+        assert self.bar is not None
+        self.images += images
+        self.density = self.density if density is None else density
+        rate = self.images / (time.perf_counter() - self.began)
+        ones = "" if self.density is None else f" · {100 * self.density:.0f} % ones"
+        note = f"epoch {epoch + 1}/{self.epochs} · loss {loss:.3f} · {rate:.0f} images/s{ones}"
+        self.bar.update(self.task, completed=epoch * self.steps + step, note=note)
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class LiveProgress(LiveBar):
+    """The bar, and one line for every epoch that is done."""
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        val = "" if record.val_accuracy is None else f"  val {record.val_accuracy:6.2f} %"
+        ones = "" if self.density is None else f"  {100 * self.density:5.1f} % ones"
+        self.console.print(
+            f"  {self.title} epoch {record.epoch + 1:2d}/{self.epochs}  loss {record.loss:6.3f}  "
+            f"train {record.train_accuracy:6.2f} %{val}{ones}  {seconds:5.1f} s"
+        )
+
+
+class JsonLog(Listener):
+    """One JSON line for every epoch; with a resumed run they go on in the same file."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.path, self.header = path, header
+        self.file: IO[str] | None = None
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        self.file = self.path.open("a" if epoch else "w")
+        self._write({"event": "begin", "epoch": epoch, "steps": steps} | self.header)
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        numbers = {
+            "epoch": record.epoch,
+            "loss": record.loss,
+            "train_accuracy": record.train_accuracy,
+            "val_accuracy": record.val_accuracy,
+        }
+        self._write({"event": "epoch", "seconds": round(seconds, 3)} | numbers)
+
+    def end(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self.file is not None
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+
+
+class TensorBoardLog(Listener):
+    """Scalars for TensorBoard, where it is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder))
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        for name in ("loss", "train_accuracy", "val_accuracy"):
+            value = getattr(record, name)
+            if value is not None:
+                self.writer.add_scalar(name, value, record.epoch)
+
+    def end(self) -> None:
+        self.writer.close()
+
+
+class Together(Listener):
+    """Several listeners as one."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        for listener in self.listeners:
+            listener.begin(recipe, steps, epoch)
+
+    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
+        for listener in self.listeners:
+            listener.step(epoch, step, loss, images, density)
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        for listener in self.listeners:
+            listener.epoch(record, seconds)
+
+    def end(self) -> None:
+        for listener in self.listeners:
+            listener.end()

@@ -1,0 +1,78 @@
+"""What every verb has: where its results go, and how a base is named."""
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from polymask.base import Base
+
+
+@dataclass(kw_only=True)
+class Verb(ABC):
+    """One command."""
+
+    json: bool = False
+    """Print the results as one JSON object."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    @abstractmethod
+    def run(self) -> Any:
+        """Do the work; what is returned can be written as JSON."""
+
+    @abstractmethod
+    def present(self, result: Any, console: "Console") -> None:
+        """Print the result for a person."""
+
+    def execute(self) -> None:
+        """Do the work and print its result."""
+        result = self.run()
+        if self.json:
+            json.dump(result, sys.stdout, indent=1)
+            print()
+        else:
+            from rich.console import Console
+
+            self.present(result, Console(highlight=False))
+
+    def say(self, message: str) -> None:
+        """A message for a person, on standard error."""
+        from rich.console import Console
+
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+
+
+@dataclass(kw_only=True)
+class BaseVerb(Verb):
+    """A command that needs a base."""
+
+    weights: Path | None = None
+    """A state dict for the base, where it is not one that comes with its weights."""
+    device: str = "cpu"
+    """Where to compute."""
+
+    def open_base(self, name: str) -> "Base":
+        """Load the base of this name."""
+        from polymask.base import load_base
+
+        return load_base(name, weights=self.weights, device=self.device)
+
+
+def table(*headings: str, rows: "list[list[str]]") -> Any:
+    """A plain table: text to the left, numbers to the right."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column, heading in enumerate(headings):
+        cells = [row[column] for row in rows]
+        numeric = bool(cells) and all(cell[:1].isdigit() or cell in ("", "–") for cell in cells)
+        grid.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
