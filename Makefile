@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: install
-	$(BIN)/python examples/two_domains.py
+	$(BIN)/polymask demo
 
 lint: install
 	$(BIN)/ruff check .

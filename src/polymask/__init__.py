@@ -11,40 +11,54 @@ from polymask._version import __version__
 if TYPE_CHECKING:
     from polymask.accounting import Account, account
     from polymask.base import Base, load_base
+    from polymask.data import DomainData, load_data
     from polymask.domain import Domain, load_domain, new_domain
     from polymask.errors import (
         BaseError,
         DataError,
         DomainError,
         InputError,
+        InterruptedTraining,
         MethodError,
         PackError,
         PolymaskError,
+        TrainingError,
     )
     from polymask.input import InputSpec
+    from polymask.learn import learn
     from polymask.methods import Method, Transform, create_method, list_methods, register
     from polymask.model import DomainModel, MultiDomainModel
     from polymask.pack import inspect
+    from polymask.predict import evaluate
+    from polymask.recipes import Recipe, get_recipe
     from polymask.survey import Site
+    from polymask.train import fit
 
 _HOME = {
     "accounting": ("Account", "account"),
     "base": ("Base", "load_base"),
+    "data": ("DomainData", "load_data"),
     "domain": ("Domain", "load_domain", "new_domain"),
     "errors": (
         "BaseError",
         "DataError",
         "DomainError",
         "InputError",
+        "InterruptedTraining",
         "MethodError",
         "PackError",
         "PolymaskError",
+        "TrainingError",
     ),
     "input": ("InputSpec",),
+    "learn": ("learn",),
     "methods": ("Method", "Transform", "create_method", "list_methods", "register"),
     "model": ("DomainModel", "MultiDomainModel"),
     "pack": ("inspect",),
+    "predict": ("evaluate",),
+    "recipes": ("Recipe", "get_recipe"),
     "survey": ("Site",),
+    "train": ("fit",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -49,7 +49,7 @@ def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -
 
 def _open(name: str, root: Path | None, download: bool) -> dict[str, Any]:
     """The splits of a dataset by name; one table alone is train."""
-    datasets = require("datasets", "datasets")
+    datasets = require("datasets", "'polymask[hf]'")
     path, _, config = name.partition("#")
     local = Path(path)
     try:
@@ -117,7 +117,7 @@ def _labels(name: str, table: Any, column: str, classes: Sequence[str]) -> Label
 
 
 def _part(table: Any, column: str, labels: Labels) -> Part:
-    datasets = require("datasets", "datasets")
+    datasets = require("datasets", "'polymask[hf]'")
     encoded = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
 
     def read(index: int) -> bytes | Path:

@@ -210,7 +210,8 @@ class _AffineMask(torch.autograd.Function):
                 dks[i] = (full * M if i in (2, 3) else full).sum_to_size(ks[i].shape)
         dR = None
         if wants_scores:
-            dR = GW.mul_(ks[3]).add_(G * ks[2])
+            k2 = torch.as_tensor(ks[2], dtype=G.dtype, device=G.device)
+            dR = GW.mul_(ks[3]).addcmul_(G, k2)
             dR = scale_by_surrogate(dR, scores, ctx.at, ctx.surrogate)
         return (None, dR, *dks, None, None)
 

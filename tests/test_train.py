@@ -1,0 +1,272 @@
+"""Training: it learns, resumes to the bit, stops when asked, and explains what goes wrong."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import polymask as pm
+from nets import SPEC, batch, logits, tiny_base, tiny_net
+from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from polymask.errors import InterruptedTraining, TrainingError
+from polymask.predict import evaluate
+from polymask.recipes import Recipe
+from polymask.train import Listener, fit, make_optimisers, mask_density
+
+RECIPE = Recipe(epochs=3, rate=1e-3, head_rate=1e-2, drops=(2,), batch_size=8)
+
+
+class Fixed:
+    """Four batches, other ones in every epoch; `val` is the first of epoch 99."""
+
+    def __init__(self, steps: int = 4, offset: int = 0) -> None:
+        self.steps, self.offset = steps, offset
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def batches(self, epoch: int = 0, start: int = 0):
+        for step in range(start, self.steps):
+            images, labels = batch(8, seed=0)  # the same patterns: something to learn
+            noise = torch.Generator().manual_seed(1000 * (epoch + self.offset) + step)
+            yield images + torch.randn(images.shape, generator=noise), labels
+
+
+TRAIN, VAL = Fixed(), Fixed(1, offset=99)
+
+
+def fresh(base, method="affine-full", **options):
+    torch.manual_seed(0)
+    return pm.new_domain(base, method, ["a", "b", "c"], **options)
+
+
+def same(a, b):
+    return a.state_dict().keys() == b.state_dict().keys() and all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("method", ["affine-full", "finetune", "classifier-only"])
+def test_a_domain_learns_and_ends_in_its_stored_form(method):
+    base = tiny_base()
+    domain = fresh(base, method)
+    history = fit(base, domain, TRAIN, VAL, dataclasses.replace(RECIPE, epochs=15, drops=()))
+    assert [record.epoch for record in history] == list(range(15))
+    assert history[-1].loss < history[0].loss
+    assert evaluate(base, domain, VAL) == max(r.val_accuracy for r in history)
+    assert not any(p.requires_grad for p in domain.parameters())
+    assert not domain.training
+    base.verify()
+
+
+def test_the_head_goes_on_learning_after_the_first_validation():
+    base = tiny_base()
+    domain, heads = fresh(base), []
+
+    class Watch(Listener):
+        def epoch(self, record, seconds):
+            heads.append(domain.head.weight.detach().clone())
+
+    fit(base, domain, TRAIN, VAL, RECIPE, listener=Watch())
+    assert not torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[1], heads[2])
+
+
+def test_equal_seeds_give_equal_domains_and_others_do_not():
+    base = tiny_base()
+    domains = []
+    for seed in (0, 0, 1):
+        domain = fresh(base)
+        fit(base, domain, TRAIN, VAL, RECIPE, seed=seed)
+        domains.append(domain)
+    assert same(domains[0], domains[1])
+    assert not same(domains[0], domains[2])  # dropout draws other numbers
+
+
+class StopAt(Listener):
+    """Sends a signal to this very process in the middle of training."""
+
+    def __init__(self, epoch, step, number):
+        self.place, self.number = (epoch, step), number
+
+    def step(self, epoch, step, loss, images, density):
+        if (epoch, step) == self.place:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", [(0, 1), (0, 4), (1, 2), (2, 3)])
+@pytest.mark.parametrize("head", ["sgd", "adam"])
+def test_a_stopped_run_resumes_to_the_bit(tmp_path, place, number, head):
+    base = tiny_base()
+    recipe = dataclasses.replace(RECIPE, head_optimiser=head)
+    whole = fresh(base)
+    expected = fit(base, whole, TRAIN, VAL, recipe)
+
+    checkpoint = tmp_path / "c.safetensors"
+    with pytest.raises(InterruptedTraining, match="training was asked to stop and saved"):
+        fit(base, fresh(base), TRAIN, VAL, recipe, checkpoint=checkpoint,
+            listener=StopAt(*place, number))  # fmt: skip
+    torch.manual_seed(1234)
+    resumed = fresh(base)
+    history = fit(base, resumed, TRAIN, VAL, recipe, checkpoint=checkpoint, resume=True)
+    assert history == expected
+    assert same(whole, resumed)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path):
+    base = tiny_base()
+    checkpoint = tmp_path / "c.safetensors"
+    first, second = fresh(base), fresh(base)
+    fit(base, first, TRAIN, VAL, RECIPE, checkpoint=checkpoint)
+    fit(base, second, TRAIN, VAL, RECIPE, checkpoint=checkpoint, resume=True)
+    assert same(first, second)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"recipe": dataclasses.replace(RECIPE, rate=2e-3)}, "another recipe"),
+        ({"seed": 3}, "another seed"),
+        ({"method": "affine-simple"}, "another method"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, what):
+    base = tiny_base()
+    checkpoint = tmp_path / "c.safetensors"
+    fit(base, fresh(base), TRAIN, VAL, RECIPE, checkpoint=checkpoint)
+    domain = fresh(base, change.get("method", "affine-full"))
+    with pytest.raises(CheckpointError, match=f"is of a run with {what}"):
+        fit(base, domain, TRAIN, VAL, change.get("recipe", RECIPE), seed=change.get("seed", 0),
+            checkpoint=checkpoint, resume=True)  # fmt: skip
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(b"nonsense")
+    base = tiny_base()
+    with pytest.raises(CheckpointError, match=r"c\.safetensors is not an intact checkpoint"):
+        fit(base, fresh(base), TRAIN, VAL, RECIPE, checkpoint=path, resume=True)
+
+
+def test_a_checkpoint_gives_back_any_tree(tmp_path):
+    tree = {
+        "a": [1, 2.5, "x", None, True, {"deep": torch.arange(3)}],
+        "b": {3: torch.ones(2, 2, dtype=torch.bfloat16), "empty": {}},
+        "tensor": {"tensor": "a word"},
+    }
+    save_checkpoint(tmp_path / "c", tree)
+    again = load_checkpoint(tmp_path / "c")
+    assert again["a"][:5] == tree["a"][:5]
+    assert torch.equal(again["a"][5]["deep"], torch.arange(3))
+    assert torch.equal(again["b"][3], tree["b"][3])
+    assert again["b"]["empty"] == {}
+    assert again["tensor"] == {"tensor": "a word"}
+
+
+def test_a_loss_that_is_not_finite_stops_with_an_explanation():
+    class Broken(Fixed):
+        def batches(self, epoch=0, start=0):
+            for images, labels in super().batches(epoch, start):
+                yield images * float("inf"), labels
+
+    base = tiny_base()
+    with pytest.raises(TrainingError, match=r"the loss is nan in epoch 0, step 0; the rates are"):
+        fit(base, fresh(base), Broken(), VAL, RECIPE)
+
+
+def test_the_best_epoch_on_val_is_kept():
+    base = tiny_base()
+    kept = []
+
+    class Watch(Listener):
+        def epoch(self, record, seconds):
+            kept.append((record.val_accuracy, logits(base, domain.eval())))
+            domain.train()
+
+    domain = fresh(base)
+    fit(base, domain, TRAIN, VAL, dataclasses.replace(RECIPE, epochs=6), listener=Watch())
+    best = max(accuracy for accuracy, _ in kept)
+    first = next(output for accuracy, output in kept if accuracy == best)
+    assert torch.equal(logits(base, domain), first)
+
+
+def test_the_last_epoch_is_kept_where_the_recipe_says_so():
+    base = tiny_base()
+    last = []
+
+    class Watch(Listener):
+        def epoch(self, record, seconds):
+            last[:] = [logits(base, domain.eval())]
+            domain.train()
+
+    domain = fresh(base)
+    fit(base, domain, TRAIN, None, dataclasses.replace(RECIPE, selection="last"), listener=Watch())
+    assert torch.equal(logits(base, domain), last[0])
+
+
+def test_selection_on_val_needs_val():
+    base = tiny_base()
+    with pytest.raises(TrainingError, match="selection='best' needs val"):
+        fit(base, fresh(base), TRAIN, None, RECIPE)
+
+
+def test_statistics_are_estimated_anew_at_the_end_where_the_method_says_so():
+    base = tiny_base()
+    domains = []
+    for again in (False, True):
+        domain = fresh(base, norm_reestimate=again)
+        fit(base, domain, TRAIN, VAL, RECIPE)
+        domains.append(domain)
+    plain, averaged = (dict(d.named_norms())["stem_bn"] for d in domains)
+    assert torch.equal(plain.weight, averaged.weight)
+    assert not torch.equal(plain.running_mean, averaged.running_mean)
+
+
+def test_rates_follow_the_recipe():
+    seen = []
+
+    class Watch(Listener):
+        def step(self, epoch, step, loss, images, density):
+            seen.append((epoch, optimisers["body"].param_groups[0]["lr"]))
+
+    base = tiny_base()
+    domain = fresh(base)
+    import polymask.train as training
+
+    made = training.make_optimisers
+    optimisers = {}
+    training.make_optimisers = lambda d, r: optimisers.update(made(d, r)) or optimisers
+    try:
+        fit(base, domain, TRAIN, VAL, RECIPE, listener=Watch())
+    finally:
+        training.make_optimisers = made
+    by_epoch = [{rate for epoch, rate in seen if epoch == e} for e in range(3)]
+    assert by_epoch == [{1e-3}, {1e-3}, {1e-3 * 0.1}]
+
+
+def test_a_stored_domain_has_nothing_to_learn():
+    base = tiny_base()
+    with pytest.raises(TrainingError, match="nothing to learn"):
+        make_optimisers(fresh(base).frozen(), RECIPE)
+
+
+def test_mask_density_counts_all_masks():
+    base = tiny_base()
+    assert mask_density(fresh(base)) == 1.0
+    assert mask_density(fresh(base, scores=(-2.0, -1.0))) == 0.0
+    assert mask_density(fresh(base, "finetune")) is None
+
+
+def test_crops_are_averaged():
+    from polymask.predict import logits as run
+
+    net = nn.Sequential(tiny_net().eval())
+    images = torch.randn(2, 5, *SPEC.shape)
+    expected = torch.stack([net(images[:, i]) for i in range(5)]).mean(0)
+    torch.testing.assert_close(run(net, images), expected)
