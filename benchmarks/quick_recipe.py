@@ -36,12 +36,16 @@ VARIANTS: dict[str, dict] = {
     "affine norms": {"norms": "affine"},
     "shared norms, rate 2e-4": {"norms": "shared", "rate": 2e-4},
     "shared norms, rate 1e-3": {"norms": "shared", "rate": 1e-3},
-    "affine norms, rate 2e-4": {"norms": "affine", "rate": 2e-4},
     "affine norms, rate 1e-3": {"norms": "affine", "rate": 1e-3},
-    "own norms, rate 1e-4": {"rate": 1e-4},
+    "affine norms, rate 2e-3": {"norms": "affine", "rate": 2e-3},
+    "shared norms, rate 2e-3": {"norms": "shared", "rate": 2e-3},
+    "shared norms, rate 4e-3": {"norms": "shared", "rate": 4e-3},
     "own norms, rate 2e-3": {"rate": 2e-3},
-    "shared norms, head rate 5e-3": {"norms": "shared", "head_rate": 5e-3},
-    "shared norms, wide crops": {"norms": "shared", "crop_scale": (0.08, 1.0)},
+    "shared norms, rate 2e-3, head rate 5e-3": {
+        "norms": "shared",
+        "rate": 2e-3,
+        "head_rate": 5e-3,
+    },
 }
 
 

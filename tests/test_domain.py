@@ -118,7 +118,8 @@ def test_parameters_are_grouped_for_two_optimisers():
     base = tiny_base()
     domain = pm.new_domain(base, "affine-full", ["a", "b"])
     groups = domain.param_groups()
-    assert list(groups) == ["transforms", "norms", "head"]
+    assert list(groups) == ["transforms", "weights", "norms", "head"]
+    assert groups["weights"] == []
     assert len(groups["head"]) == 2
     assert len(groups["norms"]) == 2 * len(base.norms)
     together = [id(p) for group in groups.values() for p in group]

@@ -117,16 +117,19 @@ class Domain(nn.Module):
         return {name for name, _ in self.named_norms()} if keeps_statistics else set()
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """What is learned, by part: "transforms", "norms" and "head"."""
-        parts: dict[str, nn.Module | None] = {
-            "transforms": self.transforms,
-            "norms": self.norms,
-            "head": self.head,
-        }
-        return {
-            name: [p for p in (part.parameters() if part else ()) if p.requires_grad]
-            for name, part in parts.items()
-        }
+        """What is learned, by part.
+
+        "transforms" has scores and scalars, "weights" what is learned of whole weights, "norms"
+        scales and shifts, "head" the classifier.
+        """
+        groups: dict[str, list[nn.Parameter]] = {"transforms": [], "weights": []}
+        for _, transform in self.named_transforms():
+            groups["weights" if transform.learns_weights else "transforms"] += (
+                transform.parameters()
+            )
+        groups["norms"] = list(self.norms.parameters())
+        groups["head"] = [] if self.head is None else list(self.head.parameters())
+        return {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
 
     @torch.no_grad()
     def reestimate_norms(self, base: Base, batches: Iterable[Tensor]) -> None:

@@ -19,7 +19,7 @@ from polymask.data import (
 )
 from polymask.domain import Domain, new_domain
 from polymask.input import InputSpec
-from polymask.methods import Method
+from polymask.methods import Method, create_method
 from polymask.predict import evaluate
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord
@@ -67,8 +67,9 @@ def learn(
     loaders = loaders or make_loaders(data, base.input, recipe, seed=seed)
     torch.manual_seed(seed)
     if isinstance(method, str):
-        options = recipe.method_options() | options
-    domain = new_domain(base, method, data.classes, **options).to(base.device)
+        decided = recipe.method_options(create_method(method).norms)
+        method = create_method(method, **(decided | options))
+    domain = new_domain(base, method, data.classes).to(base.device)
     domain.input = recipe.input(base.input)
     history = fit(
         base,

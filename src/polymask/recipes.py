@@ -22,7 +22,8 @@ class RecipeError(PolymaskError):
 class Recipe:
     """How a domain is trained.
 
-    Transforms and norms learn by Adam at `rate`, the head at `head_rate`. Both rates are multiplied
+    Masks, scalars and norms learn by Adam at `rate`, whole weights (fine-tuning) by Adam at
+    `weight_rate`, the head at `head_rate`. All rates are multiplied
     by `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow half a
     cosine; they rise linearly over the first `warmup` epochs. A crop covers a share in
     `crop_scale` of the image's area; (1, 1) gives crops of the network's size at random places.
@@ -32,10 +33,11 @@ class Recipe:
     epochs: int = 30
     batch_size: int = 32
     rate: float = 1e-4
+    weight_rate: float = 1e-4
     head_optimiser: Optimiser = "sgd"
     head_rate: float = 1e-3
     head_momentum: float = 0.9
-    weight_decay: float = 0.0  # of the head and of full weights, never of scores, scalars or norms
+    weight_decay: float = 0.0  # of the head
     label_smoothing: float = 0.0
     schedule: Schedule = "step"
     drops: tuple[int, ...] = (15,)
@@ -45,8 +47,8 @@ class Recipe:
     resized: int | None = None  # short side before the centre crop; None: as the base has it
     crop_scale: tuple[float, float] = (0.08, 1.0)
     mirror: bool | None = None  # None: as the domain says
-    norms: str | None = None  # None: as the method says, and so for the next two
-    norm_momentum: float | None = None
+    norms: str | None = None  # what a method's own norms become; None: they stay its own
+    norm_momentum: float | None = None  # None: as the method says, and so for the next one
     norm_reestimate: bool | None = None
     selection: Selection = "best"  # by accuracy on val
     train_on_val: bool = False  # the final training, on train and val together
@@ -66,7 +68,7 @@ class Recipe:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("rate", "head_rate", "head_momentum", "weight_decay", "warmup"):
+        for name in ("rate", "weight_rate", "head_rate", "head_momentum", "weight_decay", "warmup"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise RecipeError(f"{name}={getattr(self, name)} cannot be negative or infinite")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
@@ -91,9 +93,12 @@ class Recipe:
         crop = base.crop if self.resized is None else side / self.resized
         return replace(base, shape=(base.shape[0], side, side), crop=min(crop, 1.0))
 
-    def method_options(self) -> dict[str, Any]:
-        """The method's options that this recipe decides."""
-        names = ("norms", "norm_momentum", "norm_reestimate")
+    def method_options(self, norms: str) -> dict[str, Any]:
+        """The options that this recipe decides for a method with this policy for norms.
+
+        Methods that share the base's norms by definition (Piggyback, say) go on doing so.
+        """
+        names = ["norm_momentum", "norm_reestimate"] + (["norms"] if norms == "own" else [])
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:

@@ -128,12 +128,14 @@ def _train_epoch(
 
 
 def make_optimisers(domain: Domain, recipe: Recipe) -> dict[str, Optimizer]:
-    """Adam for transforms and norms, and the head's own; each named after what it moves."""
+    """Adam for transforms and norms and for whole weights, and the head's own."""
     groups = domain.param_groups()
     body = groups["transforms"] + groups["norms"]
     optimisers: dict[str, Optimizer] = {}
     if body:
         optimisers["body"] = Adam(body, recipe.rate, fused=True)
+    if groups["weights"]:
+        optimisers["weights"] = Adam(groups["weights"], recipe.weight_rate, fused=True)
     if groups["head"]:
         decay = recipe.weight_decay
         optimisers["head"] = (
@@ -148,7 +150,7 @@ def make_optimisers(domain: Domain, recipe: Recipe) -> dict[str, Optimizer]:
 
 def set_rates(optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float) -> None:
     """The recipe's rates at this point of training."""
-    rates = {"body": recipe.rate, "head": recipe.head_rate}
+    rates = {"body": recipe.rate, "weights": recipe.weight_rate, "head": recipe.head_rate}
     for name, optimiser in optimisers.items():
         for group in optimiser.param_groups:
             group["lr"] = rates[name] * recipe.factor(epoch)

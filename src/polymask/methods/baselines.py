@@ -42,6 +42,7 @@ class FreeWeights(Transform):
     """W~ = W + D and b~ = b + d, with D and d learned from zero."""
 
     components: ClassVar[Mapping[str, str]] = {"weight": "weights", "bias": "bias"}
+    learns_weights: ClassVar[bool] = True
 
     delta: nn.Parameter
     delta_bias: nn.Parameter | None

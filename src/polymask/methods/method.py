@@ -24,6 +24,7 @@ class Transform(nn.Module, ABC):
     """
 
     components: ClassVar[Mapping[str, str]]  # what each stored tensor counts as in accounting
+    learns_weights: ClassVar[bool] = False  # whole weights, which want smaller steps than scores
 
     @abstractmethod
     def weight(self, base_weight: Tensor) -> Tensor:

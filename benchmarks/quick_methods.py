@@ -1,0 +1,97 @@
+"""Five methods with the recipe `quick` on one domain, several seeds, each with its best norm policy.
+
+    python benchmarks/quick_methods.py --data DIR --out results/quick-methods.json
+        [--part 0/2] [--threads 1]
+
+The policies that a method may choose from are compared on val with the first seed; the best one is
+used for all seeds. What is done is kept and skipped. `--table` prints the result.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+import polymask as pm
+from polymask.data import load_data
+from polymask.learn import learn, make_loaders
+from polymask.recipes import get_recipe
+
+# What Piggyback and classifier-only do to norms is part of what they are.
+POLICIES = {
+    "affine-full": ("shared", "affine"),
+    "piggyback": ("shared",),
+    "piggyback-bn": ("own", "affine"),
+    "finetune": ("shared", "affine"),
+    "classifier-only": ("shared",),
+}
+SEEDS = (0, 1, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        print_table(read(options.out))
+        return
+    torch.set_num_threads(options.threads)
+    base, data = pm.load_base("efficientnet-lite0"), load_data(options.data)
+    part, parts = map(int, options.part.split("/"))
+    recipe = get_recipe("quick")
+    for method in list(POLICIES)[part::parts]:
+        for seed in SEEDS:
+            policies = POLICIES[method] if seed == SEEDS[0] else [best(read(options.out), method)]
+            for norms in policies:
+                name = f"{method} {norms} {seed}"
+                if name in read(options.out):
+                    continue
+                loaders = make_loaders(data, base.input, recipe, seed=seed)
+                begin = time.perf_counter()
+                learned = learn(base, data, method, recipe, loaders=loaders, seed=seed, norms=norms)
+                row = {
+                    "method": method,
+                    "norms": norms,
+                    "seed": seed,
+                    "val_accuracy": [record.val_accuracy for record in learned.history],
+                    "best_val_accuracy": learned.domain.metrics["val_accuracy"],
+                    "test_accuracy": learned.test_accuracy,
+                    "bits_per_weight": learned.domain.metrics["bits_per_weight"],
+                    "seconds": round(time.perf_counter() - begin, 1),
+                    "recipe": recipe.to_json(),
+                }
+                options.out.write_text(json.dumps(read(options.out) | {name: row}, indent=1) + "\n")
+                print(f"{row['test_accuracy']:6.2f}  {row['seconds']:6.1f} s  {name}", flush=True)
+
+
+def best(rows: dict, method: str) -> str:
+    """The policy with the best val accuracy of the first seed."""
+    mine = [r for r in rows.values() if r["method"] == method and r["seed"] == SEEDS[0]]
+    return max(mine, key=lambda row: row["best_val_accuracy"])["norms"]
+
+
+def print_table(rows: dict) -> None:
+    """One line for every method: test accuracy over the seeds of its best policy."""
+    print("| method | norms | test accuracy, mean ± s.d. | seeds |")
+    print("|---|---|---|---|")
+    for method in POLICIES:
+        norms = best(rows, method)
+        mine = [r for r in rows.values() if (r["method"], r["norms"]) == (method, norms)]
+        scores = [row["test_accuracy"] for row in mine]
+        spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+        print(f"| {method} | {norms} | {statistics.mean(scores):.2f}{spread} | {len(scores)} |")
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+if __name__ == "__main__":
+    main()
