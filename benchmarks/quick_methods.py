@@ -1,10 +1,10 @@
-"""Five methods with the recipe `quick` on one domain, several seeds, each with its best norm policy.
+"""Five methods with the recipe `quick` on one domain, several seeds, each with its best norms.
 
     python benchmarks/quick_methods.py --data DIR --out results/quick-methods.json
         [--part 0/2] [--threads 1]
 
-The policies that a method may choose from are compared on val with the first seed; the best one is
-used for all seeds. What is done is kept and skipped. `--table` prints the result.
+What a method may choose from is compared on val with the first seed; the best one is used for all
+seeds. What is done is kept and skipped. `--table` prints the result.
 """
 
 import argparse
@@ -20,13 +20,14 @@ from polymask.data import load_data
 from polymask.learn import learn, make_loaders
 from polymask.recipes import get_recipe
 
-# What Piggyback and classifier-only do to norms is part of what they are.
-POLICIES = {
-    "affine-full": ("shared", "affine"),
-    "piggyback": ("shared",),
-    "piggyback-bn": ("own", "affine"),
-    "finetune": ("shared", "affine"),
-    "classifier-only": ("shared",),
+# What a method may choose: its norms, and fine-tuning its rate. What Piggyback and classifier-only
+# do to norms is part of what they are; affine-full's choice is that of results/quick-recipe.json.
+CHOICES: dict[str, list[tuple[str, dict]]] = {
+    "affine-full": [("shared", {})],
+    "finetune": [("shared", {}), ("affine", {}), ("shared", {"weight_rate": 1e-4})],
+    "piggyback": [("shared", {})],
+    "piggyback-bn": [("own", {}), ("affine", {})],
+    "classifier-only": [("shared", {})],
 }
 SEEDS = (0, 1, 2)
 
@@ -45,20 +46,25 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     base, data = pm.load_base("efficientnet-lite0"), load_data(options.data)
     part, parts = map(int, options.part.split("/"))
-    recipe = get_recipe("quick")
-    for method in list(POLICIES)[part::parts]:
+    for method in list(CHOICES)[part::parts]:
         for seed in SEEDS:
-            policies = POLICIES[method] if seed == SEEDS[0] else [best(read(options.out), method)]
-            for norms in policies:
-                name = f"{method} {norms} {seed}"
+            choices = CHOICES[method]
+            if seed != SEEDS[0]:
+                choices = [choices[best(read(options.out), method)]]
+            for norms, changes in choices:
+                choice = CHOICES[method].index((norms, changes))
+                name = f"{method} {choice} {seed}"
                 if name in read(options.out):
                     continue
+                recipe = get_recipe("quick", **changes)
                 loaders = make_loaders(data, base.input, recipe, seed=seed)
                 begin = time.perf_counter()
                 learned = learn(base, data, method, recipe, loaders=loaders, seed=seed, norms=norms)
                 row = {
                     "method": method,
+                    "choice": choice,
                     "norms": norms,
+                    "changes": changes,
                     "seed": seed,
                     "val_accuracy": [record.val_accuracy for record in learned.history],
                     "best_val_accuracy": learned.domain.metrics["val_accuracy"],
@@ -71,21 +77,22 @@ def main() -> None:
                 print(f"{row['test_accuracy']:6.2f}  {row['seconds']:6.1f} s  {name}", flush=True)
 
 
-def best(rows: dict, method: str) -> str:
-    """The policy with the best val accuracy of the first seed."""
+def best(rows: dict, method: str) -> int:
+    """The choice with the best val accuracy of the first seed."""
     mine = [r for r in rows.values() if r["method"] == method and r["seed"] == SEEDS[0]]
-    return max(mine, key=lambda row: row["best_val_accuracy"])["norms"]
+    return max(mine, key=lambda row: row["best_val_accuracy"])["choice"]
 
 
 def print_table(rows: dict) -> None:
-    """One line for every method: test accuracy over the seeds of its best policy."""
+    """One line for every method: test accuracy over the seeds of its best choice."""
     print("| method | norms | test accuracy, mean ± s.d. | seeds |")
     print("|---|---|---|---|")
-    for method in POLICIES:
-        norms = best(rows, method)
-        mine = [r for r in rows.values() if (r["method"], r["norms"]) == (method, norms)]
+    for method in CHOICES:
+        choice = best(rows, method)
+        mine = [r for r in rows.values() if (r["method"], r["choice"]) == (method, choice)]
         scores = [row["test_accuracy"] for row in mine]
         spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+        norms = CHOICES[method][choice][0]
         print(f"| {method} | {norms} | {statistics.mean(scores):.2f}{spread} | {len(scores)} |")
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from polymask.accounting import Account, account
     from polymask.base import Base, load_base
     from polymask.data import DomainData, load_data
-    from polymask.domain import Domain, load_domain, new_domain
+    from polymask.domain import Domain, new_domain
     from polymask.errors import (
         BaseError,
         DataError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from polymask.input import InputSpec
     from polymask.learn import learn
+    from polymask.loading import load_domain
     from polymask.methods import Method, Transform, create_method, list_methods, register
     from polymask.model import DomainModel, MultiDomainModel
     from polymask.pack import inspect
@@ -38,7 +39,7 @@ _HOME = {
     "accounting": ("Account", "account"),
     "base": ("Base", "load_base"),
     "data": ("DomainData", "load_data"),
-    "domain": ("Domain", "load_domain", "new_domain"),
+    "domain": ("Domain", "new_domain"),
     "errors": (
         "BaseError",
         "DataError",
@@ -52,6 +53,7 @@ _HOME = {
     ),
     "input": ("InputSpec",),
     "learn": ("learn",),
+    "loading": ("load_domain",),
     "methods": ("Method", "Transform", "create_method", "list_methods", "register"),
     "model": ("DomainModel", "MultiDomainModel"),
     "pack": ("inspect",),

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from polymask.base import Base
 from polymask.bits import Bits
-from polymask.errors import DomainError, PackError, PolymaskError
-from polymask.input import InputSpec
+from polymask.errors import DomainError, PackError
 from polymask.methods import Method, Stored, Transform, create_method, list_methods
 from polymask.norms import OwnNorm
-from polymask.pack import BitArray, Manifest, read_pack, write_pack
+from polymask.pack import BitArray, Manifest, write_pack
 from polymask.surgery import (
     copy_with,
     named_tensors,
@@ -265,66 +264,6 @@ def skeleton(
     """A domain without memory for its tensors: names, shapes and types only."""
     with torch.device("meta"):
         return Domain(base, method, classes, sites)
-
-
-def load_domain(path: str | Path, base: Base) -> Domain:
-    """The domain of a pack, in its stored form.
-
-    Everything is checked before anything is built: the file's sha256 and format, the base's
-    fingerprint, the method and its options, and every tensor's name, type, shape and values.
-    """
-    manifest, tensors = read_pack(path)
-    if manifest.fingerprint != base.fingerprint:
-        raise PackError(
-            f"{path} was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
-            f"this base is {base.name} ({base.fingerprint[:12]}…); load the base that it was "
-            "trained on, or retrain"
-        )
-    try:
-        method = create_method(manifest.method, **manifest.options)
-        # The sites are the pack's own: which ones the base was loaded with does not matter.
-        used = {name.split("/")[1] for name in tensors if name.startswith("transform/")}
-        sites = {name: site for name, site in base.all_sites.items() if name in used}
-        domain = skeleton(base, method, manifest.classes, sites)
-        domain.input = InputSpec(**manifest.input)
-    except (PolymaskError, TypeError) as error:
-        raise PackError(f"{path}: {error}") from error
-    domain.recipe, domain.metrics = manifest.recipe, manifest.metrics
-    return domain.restore(_checked(path, domain.stored(), tensors)).to(base.device)
-
-
-def _checked(
-    path: str | Path,
-    expected: Mapping[str, Stored],
-    found: Mapping[str, np.ndarray[Any, Any] | BitArray],
-) -> dict[str, Stored]:
-    """The tensors of a pack, once each is known to be what the domain expects."""
-    if expected.keys() != found.keys():
-        odd = sorted(expected.keys() ^ found.keys())
-        raise PackError(
-            f"{path} does not fit its method on this base: it lacks or does not know "
-            f"{', '.join(odd[:3])}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
-        )
-    for name, want in expected.items():
-        got = found[name]
-        if isinstance(want, Bits) != isinstance(got, BitArray) or tuple(want.shape) != got.shape:
-            raise PackError(f"{path}: {name} has shape {got.shape}, not {tuple(want.shape)} ")
-        if isinstance(got, BitArray):
-            continue
-        if str(got.dtype) != str(want.dtype).removeprefix("torch."):  # type: ignore[union-attr]
-            raise PackError(f"{path}: {name} has type {got.dtype}, not {want.dtype}")  # type: ignore[union-attr]
-        if not np.isfinite(got).all():
-            raise PackError(f"{path}: {name} holds values that are not finite")
-    stored: dict[str, Stored] = {}
-    for name, got in found.items():
-        if not isinstance(got, BitArray):
-            stored[name] = torch.from_numpy(got.copy())
-            continue
-        try:
-            stored[name] = Bits.from_bytes(got.decoded(), got.shape)
-        except ValueError as error:
-            raise PackError(f"{path}: {name}: {error}") from error
-    return stored
 
 
 def check_classes(classes: Sequence[str]) -> list[str]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from polymask.base import Base
 from polymask.bits import Bits
-from polymask.domain import Domain, load_domain
+from polymask.domain import Domain
 from polymask.errors import DomainError, InputError, near_matches
+from polymask.loading import load_domain
 from polymask.pack import SUFFIX, packs_in
 from polymask.surgery import tensor_bytes
 

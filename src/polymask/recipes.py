@@ -115,15 +115,16 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             name="quick",
-            epochs=8,
-            batch_size=32,
-            rate=5e-4,
+            epochs=6,
+            rate=1e-3,
+            weight_rate=3e-4,
             head_optimiser="adam",
             head_rate=2e-3,
             schedule="cosine",
             warmup=0.2,
-            side=128,
+            side=96,
             crop_scale=(0.35, 1.0),
+            norms="shared",
         ),
     )
 }

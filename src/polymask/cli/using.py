@@ -30,7 +30,7 @@ class PackVerb(BaseVerb):
 
     def open_domain(self) -> "tuple[Base, Domain]":
         """Load the pack and the base that it was made for."""
-        from polymask.domain import load_domain
+        from polymask.loading import load_domain
         from polymask.pack import inspect
 
         path = self.pack_path()
