@@ -46,7 +46,9 @@ import peft  # noqa: E402 - it imports torchvision, which a CPU-only torch must 
 SOURCES = {"digits": 10, "letters": 26, "solar-cells": 2}  # name: classes, in order of learning
 FIRST, WIDEST = "digits", "letters"
 SIDE, BATCH, RANK = 64, 32, 8
-# Adam's, tuned for nobody: a usual one for LoRA, the paper's for masks, scalars and norms.
+# Adam's. The first run had 1e-3 for all; affine-full's norm statistics then lagged so far behind
+# that its outputs hardly varied. Of 1e-3, 5e-4 and the paper's 1e-4, tried on the first domain, it
+# has the last. LoRA's was not varied, so the accuracies in the file are not to be compared.
 RATES = {"head": 1e-3, "lora": 1e-3, "affine-full": 1e-4}
 RANKS = (4, 8, 16)
 NETWORKS = ("torchvision:resnet18", "torchvision:resnet50", "timm:vit_base_patch16_224")
@@ -500,9 +502,6 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "first domain's outputs, largest": lambda r: number(r["first_domain_largest_output"]),
     "… difference after two more domains": lambda r: number(
         r["first_domain_difference_after_two_more"]
-    ),
-    "… test accuracy, before → after": lambda r: "{:.0f} → {:.0f} %".format(
-        *r["first_domain_accuracy_before_after_percent"]
     ),
     "… predictions changed": lambda r: f"{r['first_domain_predictions_changed_percent']:.1f} %",
     "… difference after save and load": lambda r: number(r["difference_after_save_and_load"]),
