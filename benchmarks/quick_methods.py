@@ -21,10 +21,10 @@ from polymask.learn import learn, make_loaders
 from polymask.recipes import get_recipe
 
 # What a method may choose: its norms, and fine-tuning its rate. What Piggyback and classifier-only
-# do to norms is part of what they are; affine-full's choice is that of results/quick-recipe.json.
+# do to norms is part of what they are.
 CHOICES: dict[str, list[tuple[str, dict]]] = {
-    "affine-full": [("shared", {})],
-    "finetune": [("shared", {}), ("affine", {}), ("shared", {"weight_rate": 1e-4})],
+    "affine-full": [("affine", {}), ("shared", {})],
+    "finetune": [("affine", {}), ("shared", {}), ("affine", {"weight_rate": 3e-4})],
     "piggyback": [("shared", {})],
     "piggyback-bn": [("own", {}), ("affine", {})],
     "classifier-only": [("shared", {})],

@@ -23,10 +23,10 @@ class Recipe:
     """How a domain is trained.
 
     Masks, scalars and norms learn by Adam at `rate`, whole weights (fine-tuning) by Adam at
-    `weight_rate`, the head at `head_rate`. All rates are multiplied
-    by `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow half a
-    cosine; they rise linearly over the first `warmup` epochs. A crop covers a share in
-    `crop_scale` of the image's area; (1, 1) gives crops of the network's size at random places.
+    `weight_rate`, the head at `head_rate`. All rates are multiplied by `drop_factor` at the start
+    of each epoch in `drops` (counted from 0), or follow half a cosine; they rise linearly over the
+    first `warmup` epochs. A crop covers a share in `crop_scale` of the image's area; (1, 1) gives
+    crops of the network's size at random places.
     """
 
     name: str = "custom"
@@ -116,15 +116,14 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             name="quick",
             epochs=6,
-            rate=1e-3,
-            weight_rate=3e-4,
+            rate=5e-4,
             head_optimiser="adam",
             head_rate=2e-3,
             schedule="cosine",
             warmup=0.2,
             side=96,
             crop_scale=(0.35, 1.0),
-            norms="shared",
+            norms="affine",
         ),
     )
 }
