@@ -1,6 +1,7 @@
 """The demo: one network learns three domains, forgets nothing, and a report shows it."""
 
 import io
+import json
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from polymask.data import DomainData, load_data
 from polymask.domain import Domain
 from polymask.learn import Learned, Loaders, learn, make_loaders
 from polymask.model import MultiDomainModel
+from polymask.pack import write_atomically
 from polymask.predict import logits
 from polymask.recipes import Recipe, get_recipe
 from polymask.report import (
@@ -52,9 +54,9 @@ class Lesson:
 
 
 LESSONS = (
-    Lesson("digits", "handwritten digits", 700, 6, 64),
-    Lesson("letters", "letters in unseen typefaces", 900, 6, 64),
-    Lesson("solar-cells", "defects of solar cells", 700, 5, 96),
+    Lesson("digits", "handwritten digits", 600, 5, 64),
+    Lesson("letters", "letters in unseen typefaces", 800, 6, 64),
+    Lesson("solar-cells", "defects of solar cells", 600, 4, 96),
 )
 
 
@@ -105,6 +107,7 @@ def run_demo(
         method=METHOD,
         command=command,
     )
+    write_atomically(out / "result.json", json.dumps(result.to_json(), indent=1).encode())
     write_demo_report(out / "report.html", result)
     return result
 
@@ -171,7 +174,7 @@ def _measured(
     if method != METHOD:
         path.unlink()
     assert learned.test_accuracy is not None
-    curve = [EpochPoint(r.epoch, r.loss, r.val_accuracy or 0.0) for r in learned.history]
+    curve = [EpochPoint(r.epoch + 1, r.loss, r.val_accuracy or 0.0) for r in learned.history]
     return MethodResult(
         method=method,
         test_accuracy=learned.test_accuracy,
