@@ -5,10 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from polymask.errors import BaseError, InputError, near_matches
@@ -16,6 +17,8 @@ from polymask.input import InputSpec
 from polymask.surgery import named_tensors, put_module, structural_copy, tensor_bytes
 from polymask.survey import Norm, Site, survey, tensor_of
 from polymask.zoo import build, input_of
+
+Momentum = float | Literal["cumulative"] | None  # of norm statistics
 
 
 class Base:
@@ -103,9 +106,7 @@ class Base:
             ) from error
 
     @contextmanager
-    def training(
-        self, live_norms: Collection[str], momentum: float | str | None = None
-    ) -> Iterator[None]:
+    def training(self, live_norms: Collection[str], momentum: Momentum = None) -> Iterator[None]:
         """Training mode for everything but the norms that are not `live_norms`.
 
         `momentum` is that of the live norms' statistics: None leaves it as the network has it,
@@ -118,9 +119,9 @@ class Base:
                     continue
                 before.append((module, "training", module.training))
                 module.training = True
-                if name in live_norms and momentum is not None and hasattr(module, "momentum"):
+                if name in live_norms and momentum is not None and isinstance(module, _NormBase):
                     before.append((module, "momentum", module.momentum))
-                    module.momentum = None if momentum == "cumulative" else momentum
+                    module.momentum = momentum if isinstance(momentum, float) else None
             yield
         finally:
             for module, attribute, value in before:

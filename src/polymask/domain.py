@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polymask.base import Base
+from polymask.base import Base, Momentum
 from polymask.bits import Bits
 from polymask.errors import DomainError, PackError
 from polymask.methods import Method, Stored, Transform, create_method, list_methods
@@ -54,7 +54,8 @@ class Domain(nn.Module):
         self.metrics: dict[str, Any] = {}
 
         transforms = {name: method.transform(site) for name, site in self.sites.items()}
-        self.transforms = nn.ModuleDict({_key(n): t for n, t in transforms.items() if t})
+        made = {_key(name): t for name, t in transforms.items() if t is not None}
+        self.transforms = nn.ModuleDict(made)
         norms = {} if method.norms == "shared" else base.norms
         owned = {name: OwnNorm(base, norm, method.norms) for name, norm in norms.items()}
         self.norms = nn.ModuleDict({_key(n): m for n, m in owned.items() if m.tensors()})
@@ -82,9 +83,7 @@ class Domain(nn.Module):
             weights |= {f"{norm}.{name}": t for name, t in own.tensors().items()}
         return weights
 
-    def features(
-        self, base: Base, images: Tensor, *, momentum: float | str | None = None
-    ) -> Tensor:
+    def features(self, base: Base, images: Tensor, *, momentum: Momentum = None) -> Tensor:
         """What the head sees: the base's output with this domain's weights."""
         weights = self.weights(base)
         if not self.training:

@@ -160,10 +160,9 @@ def mask_density(domain: Domain) -> float | None:
     """The share of ones in all masks of a domain; None where there are no masks."""
     ones = total = 0
     for _, transform in domain.named_transforms():
-        mask = getattr(transform, "mask", None)
+        mask = transform.mask()
         if mask is not None:
-            bits = mask()
-            ones, total = ones + int(bits.sum()), total + bits.numel()
+            ones, total = ones + int(mask.sum()), total + mask.numel()
     return ones / total if total else None
 
 

@@ -34,6 +34,10 @@ class Transform(nn.Module, ABC):
         """A bias for the site, from the base's (None where it has none); None changes nothing."""
         return None
 
+    def mask(self) -> Tensor | None:
+        """The mask as a boolean tensor, where there is one."""
+        return None
+
     @abstractmethod
     def stored(self) -> dict[str, Stored]:
         """All that must be kept: `Bits` at one bit an element, tensors as they are."""
@@ -71,6 +75,8 @@ class Method(ABC):
         is_number = isinstance(momentum, int | float)
         if momentum is not None and not (is_number and 0 < momentum <= 1):
             raise MethodError(f"norm_momentum={momentum!r} must be in (0, 1], or None")
+        if momentum is not None:
+            object.__setattr__(self, "norm_momentum", float(momentum))
         if not isinstance(self.norm_reestimate, bool):
             raise MethodError(f"norm_reestimate={self.norm_reestimate!r} must be true or false")
 
