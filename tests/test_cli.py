@@ -73,6 +73,19 @@ def test_a_domain_is_not_overwritten_without_force(room):
     assert (room / "library" / "digits.safetensors").read_bytes() == before
 
 
+def test_what_a_killed_run_left_half_written_is_cleared_away(room):
+    work = room / "library" / "killed.run"
+    work.mkdir()
+    half = [
+        work / ".checkpoint.safetensors.1.2.tmp",
+        room / "library" / ".killed.safetensors.1.2.tmp",
+    ]
+    for file in half:
+        file.write_bytes(b"half")
+    polymask("learn", "killed", "--data", "digits", *SMALL, cwd=room)
+    assert not any(file.exists() for file in half)
+
+
 def test_evaluate_gives_the_accuracy_that_learn_measured(room):
     run = polymask("evaluate", "digits", "--data", "digits", "--json", cwd=room)
     learned = json.loads((room / "learned.json").read_text())
@@ -238,4 +251,4 @@ def test_killing_a_run_twenty_times_changes_no_byte_of_its_pack(tmp_path):
     subprocess.run([*words, "killed", "--resume"], cwd=tmp_path, check=True, capture_output=True)
     packs = [(tmp_path / name / "d.safetensors").read_bytes() for name in ("whole", "killed")]
     assert packs[0] == packs[1]
-    assert not list((tmp_path / "killed").glob(".*"))
+    assert not list((tmp_path / "killed").rglob("*.tmp"))

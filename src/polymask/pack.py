@@ -186,6 +186,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove what a writer of `path` left beside it when it was killed."""
+    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -88,6 +88,7 @@ class Learn(BaseVerb):
     def _train(self, recipe: Recipe, pack: Path, work: Path, checkpoint: Path) -> None:
         from polymask.data import load_data
         from polymask.learn import learn
+        from polymask.pack import remove_leftovers
 
         data = load_data(self.data, seed=self.seed, limit=self.limit)
         base = self.open_base(self.base)
@@ -103,6 +104,8 @@ class Learn(BaseVerb):
             work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PolymaskError(f"{work} cannot be made: {error.strerror}") from error
+        for file in (pack, checkpoint):
+            remove_leftovers(file)
         if not self.resume:
             checkpoint.unlink(missing_ok=True)
         loaders = self._loaders(data, base.input, recipe)
