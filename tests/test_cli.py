@@ -187,14 +187,13 @@ def test_a_command_that_makes_no_sense_exits_with_2(room):
     assert polymask("learn", "x", cwd=room, check=False).returncode == 2
 
 
-def test_help_imports_no_torch_and_is_quick():
+def test_help_imports_neither_torch_nor_numpy():
     code = (
-        "import sys, time\n"
+        "import sys\n"
         "from polymask.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
-        "assert time.process_time() < 0.7, time.process_time()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -15,7 +15,8 @@ class InputSpec:
     """The images that a base expects.
 
     A pixel p in [0, 1] enters the network as (p - mean) / std, channel by channel.
-    At evaluation the short side is resized to side / crop and the centre side x side is kept.
+    At evaluation the short side is resized to side / crop and the centre side x side is kept; with
+    `squash` the whole image is resized to side x side instead, its aspect ratio lost.
     """
 
     shape: tuple[int, ...] = (3, 224, 224)  # channels first, without the batch
@@ -23,6 +24,7 @@ class InputSpec:
     std: tuple[float, ...] = IMAGENET_STD
     interpolation: str = "bilinear"
     crop: float = 0.875
+    squash: bool = False
 
     def __post_init__(self) -> None:
         # JSON gives lists; equality and hashing want tuples.
@@ -33,6 +35,8 @@ class InputSpec:
                 raise BaseError(f"input {name} must be a list of numbers: {error}") from error
         if not isinstance(self.crop, int | float):
             raise BaseError(f"crop {self.crop!r} must be a number")
+        if not isinstance(self.squash, bool):
+            raise BaseError(f"squash {self.squash!r} must be true or false")
         if len(self.shape) < 1 or any(n < 1 for n in self.shape):
             raise BaseError(f"input shape {self.shape} must be positive sizes, channels first")
         channels = self.shape[0]

@@ -70,7 +70,7 @@ def learn(
         decided = recipe.method_options(create_method(method).norms)
         method = create_method(method, **(decided | options))
     domain = new_domain(base, method, data.classes).to(base.device)
-    domain.input = recipe.input(base.input)
+    domain.input = replace(recipe.input(base.input), squash=data.squash)
     history = fit(
         base,
         domain,

@@ -1,6 +1,7 @@
 """What a trained domain says of images, by its merged network."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -50,11 +51,13 @@ def predict_files(
     from polymask.data.cache import short_side
     from polymask.data.decode import decode
     from polymask.data.shrink import Shrink
-    from polymask.data.transforms import CentreCrop, Transform
+    from polymask.data.transforms import CentreCrop, Transform, Whole
 
     spec, net = domain.input, domain.merged(base)
-    shrink = Shrink(short_side(spec), interpolation=spec.interpolation)
-    transform = Transform(CentreCrop(spec.side, spec.interpolation, short_side(spec)), spec)
+    short = spec.side if spec.squash else short_side(spec)
+    shrink = Shrink(short, spec.squash, spec.interpolation)
+    crop = Whole if spec.squash else partial(CentreCrop, short=short)
+    transform = Transform(crop(spec.side, spec.interpolation), spec)
     draw = np.random.default_rng(0)  # a centre crop draws nothing
     for start in range(0, len(files), batch_size):
         crops = []

@@ -24,7 +24,8 @@ class Show(Verb):
     def run(self) -> dict[str, Any]:
         from polymask.pack import inspect
 
-        return summary(inspect(self.pack)) | asdict(inspect(self.pack).manifest)
+        info = inspect(self.pack)
+        return summary(info) | asdict(info.manifest)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         classes = result["classes"] or []

@@ -64,7 +64,6 @@ class Method(ABC):
     norm_momentum: float | None = None
     norm_reestimate: bool = False
 
-    summary: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     mergeable: ClassVar[bool] = True
     moves_base: ClassVar[bool] = False
