@@ -12,9 +12,10 @@ import polymask as pm
 from nets import SPEC, batch, logits, tiny_base, tiny_net
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.errors import InterruptedTraining, TrainingError
+from polymask.learner import make_optimisers
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
-from polymask.train import Listener, fit, make_optimisers, mask_density
+from polymask.train import Listener, fit, mask_density
 
 RECIPE = Recipe(epochs=3, rate=1e-3, head_rate=1e-2, drops=(2,), batch_size=8)
 
@@ -238,15 +239,15 @@ def test_rates_follow_the_recipe():
 
     base = tiny_base()
     domain = fresh(base)
-    import polymask.train as training
+    import polymask.learner as learning
 
-    made = training.make_optimisers
+    made = learning.make_optimisers
     optimisers = {}
-    training.make_optimisers = lambda d, r: optimisers.update(made(d, r)) or optimisers
+    learning.make_optimisers = lambda groups, r: optimisers.update(made(groups, r)) or optimisers
     try:
         fit(base, domain, TRAIN, VAL, RECIPE, listener=Watch())
     finally:
-        training.make_optimisers = made
+        learning.make_optimisers = made
     by_epoch = [{rate for epoch, rate in seen if epoch == e} for e in range(3)]
     assert by_epoch == [{1e-3}, {1e-3}, {1e-3 * 0.1}]
 
@@ -254,7 +255,7 @@ def test_rates_follow_the_recipe():
 def test_a_stored_domain_has_nothing_to_learn():
     base = tiny_base()
     with pytest.raises(TrainingError, match="nothing to learn"):
-        make_optimisers(fresh(base).frozen(), RECIPE)
+        make_optimisers(fresh(base).frozen().param_groups(), RECIPE)
 
 
 def test_mask_density_counts_all_masks():

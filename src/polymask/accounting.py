@@ -5,7 +5,9 @@
 for T domains, the base's own among them, where N is the number of the base's parameters and A the
 bits that one more domain takes; no classifier is counted. The paper counts two numbers for a batch
 norm's channel (scale and shift) in A and in N. A pack also stores the two statistics:
-`params_stored` has them in A.
+`params_stored` has them in A. What domains share is counted once; what stands in place of the
+base's own weights is not counted. A pack holds such tensors all the same, so that it needs no other
+file: `bits_per_weight(base, domain)` is of the pack.
 """
 
 from dataclasses import asdict, dataclass
@@ -19,8 +21,20 @@ from polymask.domain import Domain, skeleton
 from polymask.errors import PolymaskError
 from polymask.methods import Method, Stored, create_method
 
-COMPONENTS = ("mask", "scalars", "norm_affine", "norm_statistics", "bias", "weights", "head")
-_NOT_IN_PAPER = ("norm_statistics", "head")
+COMPONENTS = (
+    "mask",
+    "scalars",
+    "norm_affine",
+    "norm_statistics",
+    "bias",
+    "weights",
+    "index",  # which domain owns a weight: kept once for all domains
+    "shared",  # tensors kept once for all domains
+    "moved",  # what stands in place of the base's own weights, and adds nothing to them
+    "head",
+)
+_ONCE = ("index", "shared")
+_EACH = ("mask", "scalars", "norm_affine", "bias", "weights")  # of every domain, in the paper
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class Account:
     components: dict[str, int]  # bits of one domain
     params_paper: float
     params_stored: float
-    bits_per_weight: float  # all but the head, over N
+    bits_per_weight: float  # what one more domain takes without its head, over N
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -57,8 +71,10 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     domain = skeleton(base, method, names)
     components = component_bits(domain)
     size = sum(p.numel() for p in base.net.parameters())
-    paper = sum(bits for name, bits in components.items() if name not in _NOT_IN_PAPER)
-    stored = sum(bits for name, bits in components.items() if name != "head")
+    once = sum(components[name] for name in _ONCE)
+    each = sum(components[name] for name in _EACH)
+    stored = each + components["norm_statistics"]
+    more = max(domains - 1, 1)
     return Account(
         base=base.name,
         method=method.name,
@@ -66,9 +82,9 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
         base_parameters=size,
         masked_weights=sum(s.numel for n, s in base.sites.items() if n in _transformed(domain)),
         components=components,
-        params_paper=1 + paper * (domains - 1) / (32 * size),
-        params_stored=1 + stored * (domains - 1) / (32 * size),
-        bits_per_weight=stored / size,
+        params_paper=1 + (once + each * (domains - 1)) / (32 * size),
+        params_stored=1 + (once + stored * (domains - 1)) / (32 * size),
+        bits_per_weight=(once / more + stored) / size,
     )
 
 
@@ -81,9 +97,9 @@ def bits_per_weight(base: Base, domain: Domain) -> float:
 def component_bits(domain: Domain) -> dict[str, int]:
     """Bits of a domain by component, masks at one bit an element."""
     bits = dict.fromkeys(COMPONENTS, 0)
-    for _, transform in domain.named_transforms():
-        for name, stored in transform.stored().items():
-            bits[transform.components[name]] += _bits(stored)
+    for _, part in domain.named_parts():
+        for name, stored in part.stored().items():
+            bits[part.component(name)] += _bits(stored)
     for _, norm in domain.named_norms():
         for name, stored in norm.stored().items():
             is_statistic = name in norm._buffers

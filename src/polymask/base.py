@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from polymask.survey import Norm, Site, survey, tensor_of
 from polymask.zoo import build, input_of
 
 Momentum = float | Literal["cumulative"] | None  # of norm statistics
+Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
 
 class Base:
@@ -104,6 +105,17 @@ class Base:
                 f"base {self.name} does not take images of shape {tuple(images.shape[1:])}: "
                 f"{error}; it was made for {self.input.shape}"
             ) from error
+
+    @contextmanager
+    def hooked(self, hooks: Mapping[str, Hook]) -> Iterator[None]:
+        """`hook(module, inputs, output)` after each named module runs; what it gives replaces."""
+        modules = dict(self.net.named_modules())
+        handles = [modules[name].register_forward_hook(hook) for name, hook in hooks.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @contextmanager
     def training(self, live_norms: Collection[str], momentum: Momentum = None) -> Iterator[None]:

@@ -7,19 +7,18 @@ logits = domain.head(functional_call(base.net, domain.weights(base), (images,)))
 import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polymask.base import Base, Momentum
-from polymask.bits import Bits
-from polymask.errors import DomainError, PackError
-from polymask.methods import Method, Stored, Transform, create_method, list_methods
+from polymask.errors import DomainError
+from polymask.methods import Method, Part, Stored, Transform, create_method
 from polymask.norms import OwnNorm
-from polymask.pack import BitArray, Manifest, write_pack
 from polymask.surgery import (
     copy_with,
     named_tensors,
@@ -56,6 +55,7 @@ class Domain(nn.Module):
         transforms = {name: method.transform(site) for name, site in self.sites.items()}
         made = {_key(name): t for name, t in transforms.items() if t is not None}
         self.transforms = nn.ModuleDict(made)
+        self.route = method.route(base)
         norms = {} if method.norms == "shared" else base.norms
         owned = {name: OwnNorm(base, norm, method.norms) for name, norm in norms.items()}
         self.norms = nn.ModuleDict({_key(n): m for n, m in owned.items() if m.tensors()})
@@ -74,6 +74,8 @@ class Domain(nn.Module):
         self.check_base(base)
         weights = {}
         for name, transform in self.named_transforms():
+            if self.training and transform.acts_on_output:
+                continue
             site = self.sites[name]
             weights[name] = transform.weight(base.tensor(name))
             bias = transform.bias(base.tensor(site.bias) if site.has_bias else None)
@@ -87,22 +89,42 @@ class Domain(nn.Module):
         """What the head sees: the base's output with this domain's weights."""
         weights = self.weights(base)
         if not self.training:
-            return base.run(weights, images)
+            return self._run(base, weights, images)
         live = self.live_norms()
         # A module in training mode may write to its buffers; the base's are not to be written.
-        scratch = base.scratch_buffers(live, weights)
-        with base.training(live, momentum or self.method.norm_momentum):
-            return base.run(weights | scratch, images)
+        weights |= base.scratch_buffers(live, weights)
+        hooks = {
+            name.rpartition(".")[0]: partial(_follow_output, transform)
+            for name, transform in self.named_transforms()
+            if transform.acts_on_output
+        }
+        with base.training(live, momentum or self.method.norm_momentum), base.hooked(hooks):
+            return self._run(base, weights, images)
+
+    def _run(self, base: Base, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        if self.route is None:
+            return base.run(weights, images)
+        return self.route.features(base, weights, images)
 
     def forward(self, base: Base, images: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, C, H, W); features where there is no head."""
-        features = self.features(base, images)
+        return self.classify(self.features(base, images))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """What the head says of features; the features where there is no head."""
         return features if self.head is None else cast(Tensor, self.head(features))
 
     def named_transforms(self) -> Iterator[tuple[str, Transform]]:
         """(site name, transform), in the base's order."""
         for key, module in self.transforms.items():
             yield _name(key), cast(Transform, module)
+
+    def named_parts(self) -> Iterator[tuple[str, Part]]:
+        """(place in a pack, part): the transforms, then the route where there is one."""
+        for name, transform in self.named_transforms():
+            yield f"transform/{name}", transform
+        if self.route is not None:
+            yield "route", self.route
 
     def named_norms(self) -> Iterator[tuple[str, OwnNorm]]:
         """(norm layer's name, own tensors)."""
@@ -117,14 +139,14 @@ class Domain(nn.Module):
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
         """What is learned, by part.
 
-        "transforms" has scores and scalars, "weights" what is learned of whole weights, "norms"
-        scales and shifts, "head" the classifier.
+        "transforms" has scores, scalars and adapters, "weights" what is learned of whole weights,
+        "norms" scales and shifts, "head" the classifier.
         """
         groups: dict[str, list[nn.Parameter]] = {"transforms": [], "weights": []}
-        for _, transform in self.named_transforms():
-            groups["weights" if transform.learns_weights else "transforms"] += (
-                transform.parameters()
-            )
+        for _, part in self.named_parts():
+            whole = {id(p) for p in part.weight_parameters()}
+            for parameter in part.parameters():
+                groups["weights" if id(parameter) in whole else "transforms"].append(parameter)
         groups["norms"] = list(self.norms.parameters())
         groups["head"] = [] if self.head is None else list(self.head.parameters())
         return {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
@@ -147,8 +169,8 @@ class Domain(nn.Module):
     def stored(self) -> dict[str, Stored]:
         """Everything that a pack keeps, by name."""
         stored: dict[str, Stored] = {}
-        for site, transform in self.named_transforms():
-            stored |= {f"transform/{site}/{n}": t for n, t in transform.stored().items()}
+        for place, part in self.named_parts():
+            stored |= {f"{place}/{n}": t for n, t in part.stored().items()}
         for norm, own in self.named_norms():
             stored |= {f"norm/{norm}/{n}": t for n, t in own.stored().items()}
         if self.head is not None:
@@ -162,10 +184,10 @@ class Domain(nn.Module):
         """
         parts: dict[str, dict[str, Any]] = defaultdict(dict)
         for name, tensor in stored.items():
-            part, _, leaf = name.rpartition("/")
-            parts[part][leaf] = tensor
-        for site, transform in self.named_transforms():
-            transform.restore(parts[f"transform/{site}"])
+            place, _, leaf = name.rpartition("/")
+            parts[place][leaf] = tensor
+        for place, part in self.named_parts():
+            part.restore(parts[place])
         for norm, own in self.named_norms():
             own.restore(parts[f"norm/{norm}"])
         if self.head is not None:
@@ -179,37 +201,35 @@ class Domain(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the domain's pack: the whole file or nothing."""
-        if self.method.name not in list_methods():
-            raise PackError(
-                f"{path} is not written: the method has no registered name, so no one could read "
-                "it; register(name, method) and make the domain by that name"
-            )
-        tensors: dict[str, np.ndarray[Any, Any] | BitArray] = {}
-        for name, stored in self.stored().items():
-            if isinstance(stored, Bits):
-                tensors[name] = BitArray.encoded(stored.to_bytes(), stored.shape)
-                continue
-            if stored.dtype == torch.bfloat16 or not torch.isfinite(stored).all():
-                raise PackError(
-                    f"{path} is not written: {name} of the domain holds values that are not "
-                    "finite, or bfloat16; train it again with a smaller rate, in float32"
-                )
-            tensors[name] = stored.cpu().numpy()
-        write_pack(path, self._manifest(), tensors)
+        from polymask.saving import save_domain
 
-    def merged(self, base: Base) -> nn.Module:
+        save_domain(self, path)
+
+    def merged(self, base: Base, *, compact: bool = False) -> nn.Module:
         """An ordinary network that gives this domain's logits.
 
         A structural copy of the base: every tensor that the domain does not change is shared
         with it, the head stands where the base's classifier stood. Nothing is shared with the
-        domain, which may learn on.
+        domain, which may learn on. `compact` leaves out what the domain does not use (channels
+        that it switched off), so layers get smaller, and logits differ in rounding.
         """
+        if not self.method.mergeable:
+            raise DomainError(
+                f"{self.method.name} decides by the image what runs, so it cannot be merged into "
+                "one network; call the domain itself, or MultiDomainModel"
+            )
         own = {id(tensor) for _, tensor in named_tensors(self)}
-        with torch.no_grad():
+        with torch.no_grad(), self.in_eval_mode():
             weights = self.weights(base)
             net = copy_with(
                 base.net, {n: t.detach().clone() if id(t) in own else t for n, t in weights.items()}
             )
+        if compact:
+            for name, transform in self.named_transforms():
+                layer = name.rpartition(".")[0]
+                smaller = transform.compact(net.get_submodule(layer))
+                if smaller is not None:
+                    put_module(net, layer, smaller)
         if self.head is None:
             return net
         head = copy.deepcopy(self.head).requires_grad_(False)
@@ -218,17 +238,34 @@ class Domain(nn.Module):
         put_module(net, base.classifier, head)
         return net.eval()
 
-    def _manifest(self) -> Manifest:
-        return Manifest(
-            method=self.method.name,
-            options=self.method.options(),
-            base=self.base_name,
-            fingerprint=self.fingerprint,
-            input=self.input.to_json(),
-            classes=self.classes,
-            recipe=self.recipe,
-            metrics=self.metrics,
-        )
+    @contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Eval mode, and back to the mode that was."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
+    def rebuilt(self, base: Base, method: Method) -> Self:
+        """A new domain by another method, with this one's norms and head."""
+        other = type(self)(base, method, self.classes, self.sites).to(base.device)
+        other.begin(base)
+        other.input = self.input
+        for mine, its in ((self.norms, other.norms), (self.head, other.head)):
+            if mine is not None and its is not None:
+                its.load_state_dict(mine.state_dict())
+        return other
+
+    def begin(self, base: Base) -> None:
+        """Let the transforms look at the base's weights, once."""
+        for name, transform in self.named_transforms():
+            transform.begin(base.tensor(name))
+
+    def become(self, other: Self) -> None:
+        """Take on everything that another domain is."""
+        self.__dict__ = other.__dict__
 
     def check_base(self, base: Base) -> None:
         """Raise unless `base` is the one that this domain was made for."""
@@ -251,7 +288,9 @@ def new_domain(
         method = create_method(method, **options)
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
-    return Domain(base, method, classes)
+    domain = Domain(base, method, classes)
+    domain.begin(base)
+    return domain
 
 
 def skeleton(
@@ -276,6 +315,12 @@ def check_classes(classes: Sequence[str]) -> list[str]:
     if repeated:
         raise DomainError(f"class names must be distinct; {', '.join(repeated[:5])} occur twice")
     return names
+
+
+def _follow_output(
+    transform: Transform, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+) -> Tensor:
+    return transform.output(inputs[0], output)
 
 
 def _key(name: str) -> str:

@@ -1,13 +1,13 @@
 """What a trained domain says of images, by its merged network."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polymask.base import Base
 from polymask.domain import Domain
@@ -25,7 +25,7 @@ class Batches(Protocol):
 
 def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
     """Accuracy in percent."""
-    net = domain.merged(base)
+    net = network(base, domain)
     right = total = 0
     for images, labels in batches.batches():
         guesses = logits(net, images.to(base.device)).argmax(1).cpu()
@@ -34,8 +34,13 @@ def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
     return 100 * right / total
 
 
+def network(base: Base, domain: Domain) -> Callable[[Tensor], Tensor]:
+    """What runs a domain at inference: its merged network, or itself if it cannot be merged."""
+    return domain.merged(base) if domain.method.mergeable else partial(domain.frozen(), base)
+
+
 @torch.no_grad()
-def logits(net: nn.Module, images: Tensor) -> Tensor:
+def logits(net: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """(N, classes) of images (N, C, H, W), or of (N, crops, C, H, W), averaged over the crops."""
     crops = images.flatten(0, 1) if images.ndim == 5 else images
     if crops.ndim == 4:  # faster on CPU, and no other values than without
@@ -53,7 +58,7 @@ def predict_files(
     from polymask.data.shrink import Shrink
     from polymask.data.transforms import CentreCrop, Transform, Whole
 
-    spec, net = domain.input, domain.merged(base)
+    spec, net = domain.input, network(base, domain)
     short = spec.side if spec.squash else short_side(spec)
     shrink = Shrink(short, spec.squash, spec.interpolation)
     crop = Whole if spec.squash else partial(CentreCrop, short=short)

@@ -22,16 +22,18 @@ class RecipeError(PolymaskError):
 class Recipe:
     """How a domain is trained.
 
-    Masks, scalars and norms learn by Adam at `rate`, whole weights (fine-tuning) by Adam at
-    `weight_rate`, the head at `head_rate`. All rates are multiplied by `drop_factor` at the start
-    of each epoch in `drops` (counted from 0), or follow half a cosine; they rise linearly over the
-    first `warmup` epochs. A crop covers a share in `crop_scale` of the image's area; (1, 1) gives
-    crops of the network's size at random places.
+    Masks, scalars, adapters and norms learn at `rate`, whole weights (fine-tuning) at
+    `weight_rate`, both by `optimiser`; the head at `head_rate`. All rates are multiplied by
+    `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow half a cosine;
+    they rise linearly over the first `warmup` epochs. A crop covers a share in `crop_scale` of the
+    image's area; (1, 1) gives crops of the network's size at random places.
     """
 
     name: str = "custom"
     epochs: int = 30
     batch_size: int = 32
+    optimiser: Optimiser = "adam"
+    momentum: float = 0.9  # of SGD
     rate: float = 1e-4
     weight_rate: float = 1e-4
     head_optimiser: Optimiser = "sgd"
@@ -59,6 +61,7 @@ class Recipe:
         object.__setattr__(self, "drops", tuple(self.drops))
         object.__setattr__(self, "crop_scale", tuple(map(float, self.crop_scale)))
         for name, allowed in (
+            ("optimiser", get_args(Optimiser)),
             ("head_optimiser", get_args(Optimiser)),
             ("schedule", get_args(Schedule)),
             ("selection", get_args(Selection)),
@@ -68,7 +71,8 @@ class Recipe:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("rate", "weight_rate", "head_rate", "head_momentum", "weight_decay", "warmup"):
+        rates = ("rate", "weight_rate", "head_rate", "momentum", "head_momentum", "weight_decay")
+        for name in (*rates, "warmup"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise RecipeError(f"{name}={getattr(self, name)} cannot be negative or infinite")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
@@ -86,6 +90,20 @@ class Recipe:
             progress = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
             return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
         return float(self.drop_factor ** sum(epoch >= drop for drop in self.drops))
+
+    def stage(self, stage: int) -> "Recipe":
+        """The recipe of a method's later stages: half the epochs, a tenth of the rates."""
+        if stage == 0:
+            return self
+        return replace(
+            self,
+            epochs=max(1, self.epochs // 2),
+            drops=tuple(drop // 2 for drop in self.drops),
+            warmup=0.0,
+            rate=self.rate / 10,
+            weight_rate=self.weight_rate / 10,
+            head_rate=self.head_rate / 10,
+        )
 
     def input(self, base: InputSpec) -> InputSpec:
         """How images are fed: the base's way, at the recipe's size."""
@@ -112,6 +130,19 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="imagenet-to-sketch"),
         Recipe(
             name="decathlon", epochs=60, drops=(45,), side=64, resized=72, crop_scale=(1.0, 1.0)
+        ),
+        Recipe(
+            name="residual-adapters",
+            epochs=120,
+            batch_size=128,
+            optimiser="sgd",
+            rate=0.1,
+            weight_rate=0.1,
+            head_rate=0.1,
+            drops=(80, 100),
+            side=64,
+            resized=72,
+            crop_scale=(1.0, 1.0),
         ),
         Recipe(
             name="quick",

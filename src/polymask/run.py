@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
+from polymask.base import Base
 from polymask.bits import Bits
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.domain import Domain
-from polymask.methods import Stored
+from polymask.learner import Learner
+from polymask.methods import Stored, create_method
 from polymask.recipes import Recipe
 
 
@@ -36,6 +37,7 @@ class Run:
             "method": {"name": domain.method.name} | domain.method.options(),
             "classes": domain.classes,
         }
+        self.stage = self.epochs_before = 0
         self.epoch = self.step = 0
         self.loss = 0.0
         self.right = self.seen = 0
@@ -43,6 +45,13 @@ class Run:
         self.best: dict[str, Stored] | None = None
         self.best_accuracy = -1.0
         self.began = time.perf_counter()
+        self._saved: dict[str, Any] | None = None  # of a checkpoint, for the learner to come
+
+    def begin_stage(self) -> None:
+        """Go on to what the method trains next."""
+        self.stage, self.epochs_before = self.stage + 1, len(self.history)
+        self.epoch = self.step = 0
+        self.best, self.best_accuracy = None, -1.0
 
     def add(self, loss: float, right: float, count: int) -> None:
         """Count one step: its mean loss, and how many of `count` images were right."""
@@ -52,16 +61,15 @@ class Run:
 
     def finish_epoch(self, domain: Domain, accuracy: float | None, recipe: Recipe) -> None:
         """Close the epoch, and keep the domain if it is the best so far."""
-        record = EpochRecord(
-            self.epoch, self.loss / self.seen, 100 * self.right / self.seen, accuracy
-        )
+        epoch, right = self.epochs_before + self.epoch, 100 * self.right / self.seen
+        record = EpochRecord(epoch, self.loss / self.seen, right, accuracy)
         self.history.append(record)
         if recipe.selection == "best" and accuracy is not None and accuracy > self.best_accuracy:
             self.best, self.best_accuracy = copied(domain.stored()), accuracy
         self.epoch, self.step = self.epoch + 1, 0
         self.loss, self.right, self.seen = 0.0, 0, 0
 
-    def save(self, path: Path, domain: Domain, optimisers: dict[str, Optimizer]) -> None:
+    def save(self, path: Path, learner: Learner) -> None:
         """Write all that is needed to go on from here."""
         best = {
             name: {"words": t.words, "shape": list(t.shape)} if isinstance(t, Bits) else t
@@ -69,17 +77,20 @@ class Run:
         }
         state = {
             "identity": self.identity,
+            "stage": [self.stage, self.epochs_before],
+            "options": learner.domain.method.options(),
             "place": [self.epoch, self.step, self.loss, self.right, self.seen],
             "history": [asdict(record) for record in self.history],
             "best": best,
             "best_accuracy": self.best_accuracy,
-            "domain": dict(domain.state_dict()),
-            "optimisers": {name: o.state_dict() for name, o in optimisers.items()},
+            "domain": dict(learner.domain.state_dict()),
+            "optimisers": {name: o.state_dict() for name, o in learner.optimisers.items()},
+            "objective": {} if learner.objective is None else dict(learner.objective.state_dict()),
             "random": torch.get_rng_state(),
         }
         save_checkpoint(path, state)
 
-    def load(self, path: Path, domain: Domain, optimisers: dict[str, Optimizer]) -> None:
+    def load(self, path: Path, base: Base, domain: Domain) -> None:
         """Go on from a checkpoint of the same run; raise if it is of another one."""
         state = load_checkpoint(path)
         for name, value in self.identity.items():
@@ -89,10 +100,12 @@ class Run:
                     f"{path} is of a run with another {name} ({then}, now {value}); "
                     "resume with the same options, or delete it to start again"
                 )
+        self.stage, self.epochs_before = state["stage"]
+        if self.stage:
+            method = create_method(domain.method.name, **state["options"])
+            domain.become(domain.rebuilt(base, method))
         domain.load_state_dict(state["domain"])
-        for name, optimiser in optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
-        torch.set_rng_state(state["random"])
+        self._saved = state
         self.epoch, self.step, self.loss, self.right, self.seen = state["place"]
         self.history = [EpochRecord(**record) for record in state["history"]]
         self.best_accuracy = state["best_accuracy"]
@@ -100,6 +113,17 @@ class Run:
             name: Bits(t["words"], tuple(t["shape"])) if isinstance(t, dict) else t
             for name, t in state["best"].items()
         } or None
+
+    def restart(self, learner: Learner) -> None:
+        """Give a learner what the checkpoint has for it, if there was one."""
+        if self._saved is None:
+            return
+        for name, optimiser in learner.optimisers.items():
+            optimiser.load_state_dict(self._saved["optimisers"][name])
+        if learner.objective is not None:
+            learner.objective.load_state_dict(self._saved["objective"])
+        torch.set_rng_state(self._saved["random"])
+        self._saved = None
 
 
 def _plain(value: Any) -> Any:

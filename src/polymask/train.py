@@ -6,18 +6,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.optim import SGD, Adam, Optimizer
 
 from polymask.base import Base
 from polymask.domain import Domain
 from polymask.errors import InterruptedTraining, TrainingError
+from polymask.learner import Learner
 from polymask.predict import Batches, evaluate
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord, Run, copied
@@ -61,99 +61,87 @@ def fit(
         raise TrainingError("selection='best' needs val; give it, or set selection='last'")
     listener = listener or Listener()
     torch.manual_seed(seed)
-    optimisers = make_optimisers(domain, recipe)
     run = Run(domain, recipe, seed)
     if resume and checkpoint is not None and checkpoint.exists():
-        run.load(checkpoint, domain, optimisers)
+        run.load(checkpoint, base, domain)
+
+    def images() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch, labels in train.batches(0):
+            yield _placed(batch, labels, base, recipe)
 
     with _stop_signals() as stop:
-        listener.begin(recipe, len(train), run.epoch)
-        try:
-            while run.epoch < recipe.epochs:
-                _train_epoch(base, domain, train, recipe, optimisers, run, listener, stop)
-                if stop.is_set():
-                    _interrupt(checkpoint, run, domain, optimisers)
-                accuracy = None if val is None else evaluate(base, domain, val)
-                run.finish_epoch(domain, accuracy, recipe)
-                listener.epoch(run.history[-1], time.perf_counter() - run.began)
-                if checkpoint is not None:
-                    run.save(checkpoint, domain, optimisers)
-        finally:
-            listener.end()
+        while True:
+            with _seeded(seed):
+                objective = domain.method.objective(base, domain, images)
+            learner = Learner(base, domain, recipe.stage(run.stage), objective)
+            _fit_stage(learner, train, val, run, listener, stop, checkpoint)
+            domain.restore(run.best or copied(domain.stored()))
+            with _seeded(seed):
+                following = domain.method.next_stage(base, domain, images)
+            if following is None:
+                break
+            domain.become(following)
+            run.begin_stage()
 
-    domain.restore(run.best or copied(domain.stored()))
-    if domain.method.norm_reestimate:
-        domain.reestimate_norms(base, (images for images, _ in train.batches(recipe.epochs)))
+    if domain.method.norm_reestimate and val is None:
+        domain.reestimate_norms(base, (batch for batch, _ in images()))
     return run.history
 
 
-def _train_epoch(
-    base: Base,
-    domain: Domain,
+def _fit_stage(
+    learner: Learner,
     train: Batches,
-    recipe: Recipe,
-    optimisers: dict[str, Optimizer],
+    val: Batches | None,
     run: Run,
     listener: Listener,
     stop: threading.Event,
+    checkpoint: Path | None,
+) -> None:
+    """All epochs of a stage that are still to come, each with validation and a checkpoint."""
+    base, domain, recipe = learner.base, learner.domain, learner.recipe
+    run.restart(learner)
+    before = run.epochs_before
+    listener.begin(replace(recipe, epochs=before + recipe.epochs), len(train), before + run.epoch)
+    try:
+        while run.epoch < recipe.epochs:
+            _train_epoch(learner, train, run, listener, stop)
+            if stop.is_set():
+                _interrupt(checkpoint, run, learner)
+            if val is not None and domain.method.norm_reestimate:
+                batches = train.batches(before + run.epoch)
+                domain.reestimate_norms(base, (images.to(base.device) for images, _ in batches))
+            accuracy = None if val is None else evaluate(base, domain, val)
+            run.finish_epoch(domain, accuracy, recipe)
+            listener.epoch(run.history[-1], time.perf_counter() - run.began)
+            if checkpoint is not None:
+                run.save(checkpoint, learner)
+    finally:
+        listener.end()
+
+
+def _train_epoch(
+    learner: Learner, train: Batches, run: Run, listener: Listener, stop: threading.Event
 ) -> None:
     """The rest of the current epoch, or what comes before a signal to stop."""
+    domain, recipe = learner.domain, learner.recipe
     domain.train()
     run.began = time.perf_counter()
-    steps = len(train)
-    for images, labels in train.batches(run.epoch, run.step):
-        set_rates(optimisers, recipe, run.epoch + run.step / steps)
-        images, labels = _placed(images, labels, base, recipe)
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=recipe.autocast):
-            logits = domain(base, images)
-            loss = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
-        value = loss.item()
-        if not math.isfinite(value):
+    epoch, steps = run.epochs_before + run.epoch, len(train)
+    for images, labels in train.batches(epoch, run.step):
+        images, labels = _placed(images, labels, learner.base, recipe)
+        loss, logits = learner.step(images, labels, run.epoch + run.step / steps)
+        if not math.isfinite(loss):
             raise TrainingError(
-                f"the loss is {value} in epoch {run.epoch}, step {run.step}; the rates are "
+                f"the loss is {loss} in epoch {epoch}, step {run.step}; the rates are "
                 f"{recipe.rate} and {recipe.head_rate}: try smaller ones, or look at the images"
             )
-        for optimiser in optimisers.values():
-            optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimiser in optimisers.values():
-            optimiser.step()
         run.step += 1
-        run.add(value, (logits.argmax(1) == labels).sum().item(), len(labels))
+        run.add(loss, (logits.argmax(1) == labels).sum().item(), len(labels))
         often = run.step % 10 == 0 or run.step == steps
         density = mask_density(domain) if often else None
-        listener.step(run.epoch, run.step, value, len(labels), density)
+        listener.step(epoch, run.step, loss, len(labels), density)
         if stop.is_set():
             return
-
-
-def make_optimisers(domain: Domain, recipe: Recipe) -> dict[str, Optimizer]:
-    """Adam for transforms and norms and for whole weights, and the head's own."""
-    groups = domain.param_groups()
-    body = groups["transforms"] + groups["norms"]
-    optimisers: dict[str, Optimizer] = {}
-    if body:
-        optimisers["body"] = Adam(body, recipe.rate, fused=True)
-    if groups["weights"]:
-        optimisers["weights"] = Adam(groups["weights"], recipe.weight_rate, fused=True)
-    if groups["head"]:
-        decay = recipe.weight_decay
-        optimisers["head"] = (
-            Adam(groups["head"], recipe.head_rate, weight_decay=decay, fused=True)
-            if recipe.head_optimiser == "adam"
-            else SGD(groups["head"], recipe.head_rate, recipe.head_momentum, weight_decay=decay)
-        )
-    if not optimisers:
-        raise TrainingError("the domain has nothing to learn; make a new one, not a stored one")
-    return optimisers
-
-
-def set_rates(optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float) -> None:
-    """The recipe's rates at this point of training."""
-    rates = {"body": recipe.rate, "weights": recipe.weight_rate, "head": recipe.head_rate}
-    for name, optimiser in optimisers.items():
-        for group in optimiser.param_groups:
-            group["lr"] = rates[name] * recipe.factor(epoch)
 
 
 def mask_density(domain: Domain) -> float | None:
@@ -173,12 +161,18 @@ def _placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple
     return images, labels
 
 
-def _interrupt(
-    checkpoint: Path | None, run: Run, domain: Domain, optimisers: dict[str, Optimizer]
-) -> None:
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers that depend on nothing before; afterwards they go on as if unused."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def _interrupt(checkpoint: Path | None, run: Run, learner: Learner) -> None:
     if checkpoint is None:
         raise InterruptedTraining("training was asked to stop; it had no checkpoint to save to")
-    run.save(checkpoint, domain, optimisers)
+    run.save(checkpoint, learner)
     raise InterruptedTraining(
         f"training was asked to stop and saved {checkpoint}; go on with --resume"
     )

@@ -1,30 +1,68 @@
 """What a method is: a frozen dataclass that gives every site its transform."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from polymask.bits import Bits
 from polymask.errors import MethodError
+from polymask.norms import COUNTER
+from polymask.surgery import put_tensors
 from polymask.survey import Site
 
+if TYPE_CHECKING:
+    from polymask.base import Base
+    from polymask.domain import Domain
+
 Stored = Tensor | Bits
+Images = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # one pass over (images, labels)
 NormPolicy = Literal["own", "shared", "affine", "stats"]
 NORM_POLICIES: tuple[str, ...] = get_args(NormPolicy)
 
 
-class Transform(nn.Module, ABC):
-    """One site's state: W -> W~.
+class Part(nn.Module):
+    """Something that a domain owns: learned tensors, and the form in which they are stored.
 
     While training it holds what is learned; `restore` turns it into its stored form, which is
-    what a pack keeps and what inference runs on. Both give the same W~ to the bit.
+    what a pack keeps and what inference runs on. By default both are all parameters and buffers.
     """
 
-    components: ClassVar[Mapping[str, str]]  # what each stored tensor counts as in accounting
+    components: ClassVar[Mapping[str, str]] = {}  # what a stored tensor counts as in accounting
     learns_weights: ClassVar[bool] = False  # whole weights, which want smaller steps than scores
+
+    def component(self, name: str) -> str:
+        """What the stored tensor `name` counts as in accounting."""
+        return self.components[name]
+
+    def weight_parameters(self) -> list[nn.Parameter]:
+        """Those of the parameters that are whole weights."""
+        return list(self.parameters()) if self.learns_weights else []
+
+    def stored(self) -> dict[str, Stored]:
+        """All that must be kept: `Bits` at one bit an element, tensors as they are."""
+        named = [*self.named_parameters(), *self.named_buffers()]
+        return {name: t.detach() for name, t in named if not name.endswith(COUNTER)}
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        """Take on the stored form; the tensors are kept, not copied."""
+        put_tensors(self, {name: t for name, t in stored.items() if isinstance(t, Tensor)})
+        for module in self.modules():
+            if COUNTER in module._buffers:
+                module._buffers[COUNTER] = torch.zeros((), dtype=torch.int64)
+
+
+class Transform(Part, ABC):
+    """One site's state: W -> W~, to the same bits in both forms."""
+
+    # In training mode `output` stands for `weight`; in eval mode both would give the same.
+    acts_on_output: ClassVar[bool] = False
+
+    def begin(self, base_weight: Tensor) -> None:
+        """Look at W once, when a domain is new."""
 
     @abstractmethod
     def weight(self, base_weight: Tensor) -> Tensor:
@@ -34,17 +72,41 @@ class Transform(nn.Module, ABC):
         """A bias for the site, from the base's (None where it has none); None changes nothing."""
         return None
 
+    def output(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """What follows instead of the layer's outputs, in training mode."""
+        raise NotImplementedError
+
+    def compact(self, layer: nn.Module) -> nn.Module | None:
+        """A smaller layer in place of a merged one, where weights of it are dropped for good."""
+        return None
+
     def mask(self) -> Tensor | None:
         """The mask as a boolean tensor, where there is one."""
         return None
 
-    @abstractmethod
-    def stored(self) -> dict[str, Stored]:
-        """All that must be kept: `Bits` at one bit an element, tensors as they are."""
+
+class Route(Part, ABC):
+    """How images go through the base, where their activations decide.
+
+    A domain with a route cannot be merged into one network of the base's shape.
+    """
+
+    def component(self, name: str) -> str:
+        """Statistics of norm layers are told apart; all else is weights."""
+        leaf = name.rpartition(".")[2]
+        return "norm_statistics" if leaf.startswith("running_") else "weights"
 
     @abstractmethod
-    def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Take on the stored form; the tensors are kept, not copied."""
+    def features(self, base: "Base", weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """What the head sees; `weights` are the domain's, and modes are set."""
+
+
+class Objective(nn.Module, ABC):
+    """What a method adds to the loss; its parameters, if any, learn with the head's."""
+
+    @abstractmethod
+    def forward(self, images: Tensor, features: Tensor) -> Tensor:
+        """The addition, a number, for one batch and what the head sees of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +128,10 @@ class Method(ABC):
 
     reference: ClassVar[str] = ""
     mergeable: ClassVar[bool] = True
-    moves_base: ClassVar[bool] = False
+    moves_base: ClassVar[bool] = False  # what domains share is trained: earlier ones may forget
+    ordered: ClassVar[bool] = False  # a domain depends on those learned before it
+    joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
+    head_share: ClassVar[float] = 0.0  # of the epochs, at first, in which only the head learns
 
     def __post_init__(self) -> None:
         self.check_choice("norms", NORM_POLICIES)
@@ -85,9 +150,51 @@ class Method(ABC):
         if value not in allowed:
             raise MethodError(f"{option}={value!r} is not one of {', '.join(allowed)}")
 
+    def check_range(self, option: str, low: float, high: float) -> None:
+        """Raise unless the option is a number in [low, high]."""
+        value = getattr(self, option)
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise MethodError(f"{option}={value!r} must be a number from {low:g} to {high:g}")
+
     @abstractmethod
     def transform(self, site: Site) -> Transform | None:
         """What the domain learns at one site; None leaves the site as the base has it."""
+
+    def route(self, base: "Base") -> Route | None:
+        """How images go through the base, for the few methods where activations decide."""
+        return None
+
+    def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
+        """What is added to the loss while `domain` learns from `images`."""
+        return None
+
+    def next_stage(self, base: "Base", domain: "Domain", images: Images) -> "Domain | None":
+        """What learns next, made of a domain that has learned and is in its stored form.
+
+        None, the default, ends training. What comes later is trained for half the epochs, at a
+        tenth of the rates.
+        """
+        return None
+
+    def after(self, earlier: Sequence["Domain"]) -> "Method":
+        """The method for a domain that is learned after these."""
+        return self
+
+    def follow(self, domain: "Domain", earlier: Sequence["Domain"]) -> None:
+        """Prepare a new domain that is learned after these, which are in their stored form."""
+        return
+
+    def tie(self, domains: Sequence["Domain"]) -> None:
+        """Make what domains share the same tensors, before they are learned together."""
+        return
+
+    def settle(self, base: "Base", domains: Sequence["Domain"]) -> "Sequence[Domain]":
+        """What becomes of all domains once the last has learned; those that can learn go on."""
+        return domains
+
+    def moved(self, base: "Base", domains: Sequence["Domain"]) -> dict[str, Tensor]:
+        """What became of the base's own tensors, by name, where the method moves them."""
+        return {}
 
     def options(self) -> dict[str, Any]:
         """The options, without the name: `create_method(name, **options)` gives them back."""
