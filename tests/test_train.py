@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import polymask as pm
-from nets import SPEC, batch, logits, tiny_base, tiny_net
+from nets import SPEC, batch, block_base, logits, tiny_base, tiny_net
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.errors import InterruptedTraining, TrainingError
 from polymask.learner import make_optimisers
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
-from polymask.train import Listener, fit, mask_density
+from polymask.train import Listener, fit, mask_density, placed
 
 RECIPE = Recipe(epochs=3, rate=1e-3, head_rate=1e-2, drops=(2,), batch_size=8)
 
@@ -272,3 +272,11 @@ def test_crops_are_averaged():
     images = torch.randn(2, 5, *SPEC.shape)
     expected = torch.stack([net(images[:, i]) for i in range(5)]).mean(0)
     torch.testing.assert_close(run(net, images), expected)
+
+
+def test_images_are_not_laid_out_by_channels_where_that_would_break_a_gradient():
+    images, labels = next(TRAIN.batches())
+    narrow, _ = placed(images, labels, block_base(), RECIPE)  # a strided 1x1 of four channels
+    wide, _ = placed(images, labels, tiny_base(), RECIPE)
+    assert narrow.is_contiguous()
+    assert wide.is_contiguous(memory_format=torch.channels_last)

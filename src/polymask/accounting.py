@@ -102,8 +102,8 @@ def component_bits(domain: Domain) -> dict[str, int]:
             bits[part.component(name)] += _bits(stored)
     for _, norm in domain.named_norms():
         for name, stored in norm.stored().items():
-            is_statistic = name in norm._buffers
-            bits["norm_statistics" if is_statistic else "norm_affine"] += _bits(stored)
+            kind = "norm_statistics" if name in norm._buffers else "norm_affine"
+            bits["moved" if domain.method.moves_norms else kind] += _bits(stored)
     if domain.head is not None:
         bits["head"] = sum(_bits(p) for p in domain.head.parameters())
     return bits

@@ -1,6 +1,7 @@
 """A base: a frozen pretrained network, and how to feed it."""
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -59,6 +60,7 @@ class Base:
         self.all_sites = {n: s for n, s in found.sites.items() if not self._is_classifier(n)}
         self.sites: dict[str, Site] = _choose(self.all_sites, include, exclude)
         self.norms: dict[str, Norm] = found.norms
+        self.trains_channels_last = not any(map(_breaks_channels_last, self.net.modules()))
         self._tensors = dict(named_tensors(self.net))
         self.fingerprint = "" if first.is_meta else fingerprint(self.net)
 
@@ -110,12 +112,16 @@ class Base:
     def hooked(self, hooks: Mapping[str, Hook]) -> Iterator[None]:
         """`hook(module, inputs, output)` after each named module runs; what it gives replaces."""
         modules = dict(self.net.named_modules())
-        handles = [modules[name].register_forward_hook(hook) for name, hook in hooks.items()]
+        before = {name: modules[name]._forward_hooks for name in hooks}
         try:
+            for name, hook in hooks.items():
+                # torch.compile can trace a new dictionary, but not register_forward_hook.
+                ours = (-1 - len(before[name]), hook)
+                modules[name]._forward_hooks = OrderedDict([*before[name].items(), ours])
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            for name, others in before.items():
+                modules[name]._forward_hooks = others
 
     @contextmanager
     def training(self, live_norms: Collection[str], momentum: Momentum = None) -> Iterator[None]:
@@ -256,6 +262,17 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
             raise BaseError(f"{name} of the network has no shape yet; run the network once first")
         fresh[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
     return structural_copy(net, fresh).eval()
+
+
+def _breaks_channels_last(module: nn.Module) -> bool:
+    # oneDNN's gradient of a strided 1x1 convolution writes past its memory in this layout where
+    # there are fewer input channels than a vector has numbers (its issue 6035).
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.kernel_size == (1, 1)
+        and max(module.stride) > 1
+        and module.in_channels // module.groups < 16
+    )
 
 
 def _real(tensor: Tensor) -> torch.dtype:

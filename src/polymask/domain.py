@@ -75,6 +75,7 @@ class Domain(nn.Module):
         weights = {}
         for name, transform in self.named_transforms():
             if self.training and transform.acts_on_output:
+                weights[name] = transform.layer_weight(base.tensor(name))
                 continue
             site = self.sites[name]
             weights[name] = transform.weight(base.tensor(name))
@@ -156,8 +157,9 @@ class Domain(nn.Module):
         """Replace own norm statistics by their average over `batches` of training images."""
         if not self.live_norms():
             return
-        for _, own in self.named_norms():
-            own.reset_statistics()
+        for module in self.modules():
+            if isinstance(module, OwnNorm):  # a route may have some too
+                module.reset_statistics()
         was_training = self.training
         self.train()
         try:

@@ -1,6 +1,8 @@
 """What learns: a domain, its optimisers and its objective; one step of all of them."""
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +20,17 @@ class Learner:
     """A domain with what it is trained by."""
 
     def __init__(
-        self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None
+        self,
+        base: Base,
+        domain: Domain,
+        recipe: Recipe,
+        objective: Objective | None = None,
+        optimisers: dict[str, Optimizer] | None = None,
     ) -> None:
         self.base, self.domain, self.recipe, self.objective = base, domain, recipe, objective
-        groups = domain.param_groups()
-        if objective is not None:
-            groups["head"] += objective.parameters()
-        self.optimisers = make_optimisers(groups, recipe)
+        if optimisers is None:
+            optimisers = make_optimisers(learned_by([domain], [objective]), recipe)
+        self.optimisers = optimisers
 
     def step(self, images: Tensor, labels: Tensor, epoch: float) -> tuple[float, Tensor]:
         """One step of training, `epoch` epochs into it; the loss, and the logits before it.
@@ -48,6 +54,19 @@ class Learner:
         for optimiser in self.optimisers.values():
             optimiser.step()
         return value, logits
+
+
+def learned_by(
+    domains: Sequence[Domain], objectives: Sequence[Objective | None]
+) -> dict[str, list[nn.Parameter]]:
+    """What several domains and their objectives learn, by part; what they share is there once."""
+    groups: dict[str, dict[int, nn.Parameter]] = defaultdict(dict)
+    for domain, objective in zip(domains, objectives, strict=True):
+        for name, parameters in domain.param_groups().items():
+            groups[name] |= {id(p): p for p in parameters}
+        if objective is not None:
+            groups["head"] |= {id(p): p for p in objective.parameters()}
+    return {name: list(parameters.values()) for name, parameters in groups.items()}
 
 
 def make_optimisers(groups: dict[str, list[nn.Parameter]], recipe: Recipe) -> dict[str, Optimizer]:

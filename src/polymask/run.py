@@ -59,29 +59,29 @@ class Run:
         self.right += int(right)
         self.seen += count
 
-    def finish_epoch(self, domain: Domain, accuracy: float | None, recipe: Recipe) -> None:
-        """Close the epoch, and keep the domain if it is the best so far."""
+    def close_epoch(self, accuracy: float | None) -> None:
+        """Put the epoch in the history, and go on to the next."""
         epoch, right = self.epochs_before + self.epoch, 100 * self.right / self.seen
         record = EpochRecord(epoch, self.loss / self.seen, right, accuracy)
         self.history.append(record)
-        if recipe.selection == "best" and accuracy is not None and accuracy > self.best_accuracy:
-            self.best, self.best_accuracy = copied(domain.stored()), accuracy
         self.epoch, self.step = self.epoch + 1, 0
         self.loss, self.right, self.seen = 0.0, 0, 0
 
+    def finish_epoch(self, domain: Domain, accuracy: float | None, recipe: Recipe) -> None:
+        """Close the epoch, and keep the domain if it is the best so far."""
+        self.close_epoch(accuracy)
+        if recipe.selection == "best" and accuracy is not None and accuracy > self.best_accuracy:
+            self.best, self.best_accuracy = copied(domain.stored()), accuracy
+
     def save(self, path: Path, learner: Learner) -> None:
         """Write all that is needed to go on from here."""
-        best = {
-            name: {"words": t.words, "shape": list(t.shape)} if isinstance(t, Bits) else t
-            for name, t in (self.best or {}).items()
-        }
         state = {
             "identity": self.identity,
             "stage": [self.stage, self.epochs_before],
             "options": learner.domain.method.options(),
             "place": [self.epoch, self.step, self.loss, self.right, self.seen],
             "history": [asdict(record) for record in self.history],
-            "best": best,
+            "best": pack_stored(self.best or {}),
             "best_accuracy": self.best_accuracy,
             "domain": dict(learner.domain.state_dict()),
             "optimisers": {name: o.state_dict() for name, o in learner.optimisers.items()},
@@ -95,7 +95,7 @@ class Run:
         state = load_checkpoint(path)
         for name, value in self.identity.items():
             then = state["identity"].get(name)
-            if _plain(then) != _plain(value):
+            if plain(then) != plain(value):
                 raise CheckpointError(
                     f"{path} is of a run with another {name} ({then}, now {value}); "
                     "resume with the same options, or delete it to start again"
@@ -109,10 +109,7 @@ class Run:
         self.epoch, self.step, self.loss, self.right, self.seen = state["place"]
         self.history = [EpochRecord(**record) for record in state["history"]]
         self.best_accuracy = state["best_accuracy"]
-        self.best = {
-            name: Bits(t["words"], tuple(t["shape"])) if isinstance(t, dict) else t
-            for name, t in state["best"].items()
-        } or None
+        self.best = unpack_stored(state["best"]) or None
 
     def restart(self, learner: Learner) -> None:
         """Give a learner what the checkpoint has for it, if there was one."""
@@ -126,11 +123,27 @@ class Run:
         self._saved = None
 
 
-def _plain(value: Any) -> Any:
+def pack_stored(stored: dict[str, Stored]) -> dict[str, Any]:
+    """Stored tensors as a checkpoint has them."""
+    return {
+        name: {"words": t.words, "shape": list(t.shape)} if isinstance(t, Bits) else t
+        for name, t in stored.items()
+    }
+
+
+def unpack_stored(packed: dict[str, Any]) -> dict[str, Stored]:
+    """The stored tensors that were packed."""
+    return {
+        name: Bits(t["words"], tuple(t["shape"])) if isinstance(t, dict) else t
+        for name, t in packed.items()
+    }
+
+
+def plain(value: Any) -> Any:
     """Tuples as lists, as JSON has them."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def copied(stored: dict[str, Stored]) -> dict[str, Stored]:

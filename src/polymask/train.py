@@ -67,16 +67,16 @@ def fit(
 
     def images() -> Iterator[tuple[Tensor, Tensor]]:
         for batch, labels in train.batches(0):
-            yield _placed(batch, labels, base, recipe)
+            yield placed(batch, labels, base, recipe)
 
-    with _stop_signals() as stop:
+    with stop_signals() as stop:
         while True:
-            with _seeded(seed):
+            with seeded(seed):
                 objective = domain.method.objective(base, domain, images)
             learner = Learner(base, domain, recipe.stage(run.stage), objective)
             _fit_stage(learner, train, val, run, listener, stop, checkpoint)
             domain.restore(run.best or copied(domain.stored()))
-            with _seeded(seed):
+            with seeded(seed):
                 following = domain.method.next_stage(base, domain, images)
             if following is None:
                 break
@@ -128,7 +128,7 @@ def _train_epoch(
     run.began = time.perf_counter()
     epoch, steps = run.epochs_before + run.epoch, len(train)
     for images, labels in train.batches(epoch, run.step):
-        images, labels = _placed(images, labels, learner.base, recipe)
+        images, labels = placed(images, labels, learner.base, recipe)
         loss, logits = learner.step(images, labels, run.epoch + run.step / steps)
         if not math.isfinite(loss):
             raise TrainingError(
@@ -154,15 +154,16 @@ def mask_density(domain: Domain) -> float | None:
     return ones / total if total else None
 
 
-def _placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:
+def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """A batch where the base is, laid out as the recipe has it."""
     images, labels = images.to(base.device), labels.to(base.device)
-    if recipe.channels_last and images.ndim == 4:
+    if recipe.channels_last and base.trains_channels_last and images.ndim == 4:
         images = images.contiguous(memory_format=torch.channels_last)
     return images, labels
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Random numbers that depend on nothing before; afterwards they go on as if unused."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -179,7 +180,7 @@ def _interrupt(checkpoint: Path | None, run: Run, learner: Learner) -> None:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM set the event; a second one acts as it would without us."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -72,6 +72,10 @@ class Transform(Part, ABC):
         """A bias for the site, from the base's (None where it has none); None changes nothing."""
         return None
 
+    def layer_weight(self, base_weight: Tensor) -> Tensor:
+        """What the layer works with where `output` acts on what comes out of it."""
+        return base_weight
+
     def output(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """What follows instead of the layer's outputs, in training mode."""
         raise NotImplementedError
@@ -126,10 +130,14 @@ class Method(ABC):
     norm_momentum: float | None = None
     norm_reestimate: bool = False
 
+    title: ClassVar[str] = ""
     reference: ClassVar[str] = ""
+    differences: ClassVar[str] = ""  # from the original: a page of the documentation shows it
     mergeable: ClassVar[bool] = True
     moves_base: ClassVar[bool] = False  # what domains share is trained: earlier ones may forget
+    moves_norms: ClassVar[bool] = False  # its norms are the shared network's, not one domain's
     ordered: ClassVar[bool] = False  # a domain depends on those learned before it
+    base_stage: ClassVar[bool] = False  # learns on the base's own images first, if there are any
     joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
     head_share: ClassVar[float] = 0.0  # of the epochs, at first, in which only the head learns
 
@@ -175,6 +183,10 @@ class Method(ABC):
         tenth of the rates.
         """
         return None
+
+    def for_base(self) -> "Method":
+        """The method for the base's own domain, where it is learned first."""
+        return self
 
     def after(self, earlier: Sequence["Domain"]) -> "Method":
         """The method for a domain that is learned after these."""

@@ -1,0 +1,71 @@
+"""What is left of a base that a method has moved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from polymask.base import Base
+from polymask.predict import Batches
+from polymask.surgery import copy_with, put_module
+
+_BATCHES = 4  # of each domain, for the agreement
+
+
+@dataclass(frozen=True)
+class BaseAfter:
+    """What became of a base, and of its own classifier, in percent.
+
+    `change` is |W' - W| / |W| over all tensors that were moved. `agreement` is the share of the
+    domains' images that the base's own classifier still puts in the same class; the accuracies are
+    on the base's own images, where those were given.
+    """
+
+    change: float
+    agreement: float | None
+    accuracy_before: float | None
+    accuracy_after: float | None
+
+
+@torch.no_grad()
+def measure_base(
+    base: Base, moved: Mapping[str, Tensor], images: Sequence[Batches], own: Batches | None
+) -> BaseAfter:
+    """Compare the base with what it was, by its weights and by its classifier."""
+    if not moved:
+        raise ValueError("the method says that it moves the base, but gives no moved tensors")
+    before = torch.stack([base.tensor(name).double().norm() for name in moved]).norm()
+    gap = torch.stack(
+        [(moved[name].double() - base.tensor(name).double()).norm() for name in moved]
+    ).norm()
+    change = float(gap / before)
+    if base.head is None:
+        return BaseAfter(change, None, None, None)
+    then, now = _classifier(base, {}), _classifier(base, moved)
+    same = total = 0
+    for batches in images:
+        for batch, _ in islice(batches.batches(0), _BATCHES):
+            batch = batch.to(base.device)
+            same += int((then(batch).argmax(1) == now(batch).argmax(1)).sum())
+            total += len(batch)
+    accuracies = [None if own is None else _accuracy(net, own, base) for net in (then, now)]
+    return BaseAfter(change, 100 * same / total, *accuracies)
+
+
+def _classifier(base: Base, moved: Mapping[str, Tensor]) -> nn.Module:
+    """The base with its own classifier back in its place, and some of its tensors moved."""
+    net = copy_with(base.net, moved)
+    assert base.head is not None
+    assert base.classifier is not None
+    put_module(net, base.classifier, base.head)
+    return net.eval()
+
+
+def _accuracy(net: nn.Module, batches: Batches, base: Base) -> float:
+    right = total = 0
+    for images, labels in batches.batches():
+        right += int((net(images.to(base.device)).argmax(1).cpu() == labels).sum())
+        total += len(labels)
+    return 100 * right / total

@@ -1,0 +1,234 @@
+"""Elastic weight consolidation: what mattered to earlier domains is held where it was.
+
+    L = CE(new) + strength / 2 * sum_i F_i (theta_i - theta*_i)^2
+
+theta are all weights and biases of the sites and the norms' scales and shifts, theta* those before
+this domain. F is the diagonal of the Fisher information, the mean over images x of
+
+    (d log p(y | x) / d theta_i)^2,        y drawn from p(y | x),
+
+of each image by itself, in eval mode. A domain's own F, from its images and its head, is added to
+those before when it has learned: one sum of F for all that came before, around the latest theta*.
+The base's own images are not at hand, so its F is that of its own classifier on the first domain's
+images. A base without a classifier has nothing to hold on to: its first domain is fine-tuned.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymask.errors import MethodError
+from polymask.methods.baselines import FreeWeights
+from polymask.methods.method import Images, Method, Objective, Stored
+from polymask.methods.moving import (
+    Luggage,
+    MovedWeights,
+    Moving,
+    Snapshot,
+    moving_tensors,
+    own_classifier,
+)
+from polymask.survey import Site
+
+if TYPE_CHECKING:
+    from polymask.base import Base
+    from polymask.domain import Domain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ewc(Moving):
+    """CE(new) + strength / 2 * sum_i F_i (theta_i - theta*_i)^2.
+
+    F is estimated on `fisher_batches` batches. `keep_fisher=False` leaves it out of what is
+    stored, for a domain that none will follow.
+    """
+
+    strength: float = 100.0
+    fisher_batches: int = 16
+    keep_fisher: bool = True
+
+    reference: ClassVar[str] = "arXiv 1612.00796"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("strength", 0, 1e12)
+        count = self.fisher_batches
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise MethodError(f"fisher_batches={count!r} must be a whole number of at least 1")
+        if not isinstance(self.keep_fisher, bool):
+            raise MethodError(f"keep_fisher={self.keep_fisher!r} must be true or false")
+
+    def transform(self, site: Site) -> FreeWeights:
+        """A weight and a bias that start at the base's, with their F."""
+        return HeldWeights(site) if self.keep_fisher else MovedWeights(site)
+
+    def route(self, base: "Base") -> "HeldNorms | None":
+        """The F of the norms' scales and shifts."""
+        if not self.keep_fisher or self.norms not in ("own", "affine"):
+            return None
+        return HeldNorms(base)
+
+    def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
+        """The penalty; for a first domain the base's own F is estimated before."""
+        if not self.strength:
+            return None
+        held, head = held_fisher(domain), own_classifier(base)
+        if head is not None and not any(f.any() for f in held.values()):
+            found = fisher(base, domain, head, self._some(images))
+            hold_fisher(domain, found)
+            held = found
+        return Penalty(domain, held, self.strength)
+
+    def next_stage(self, base: "Base", domain: "Domain", images: Images) -> None:
+        """Add the F of what the domain has learned to that of those before."""
+        if self.strength and self.keep_fisher and domain.head is not None:
+            own = fisher(base, domain, domain.head, self._some(images))
+            hold_fisher(domain, {n: f + own[n] for n, f in held_fisher(domain).items()})
+
+    def follow(self, domain: "Domain", earlier: Sequence["Domain"]) -> None:
+        """Start where the last one ended, with the F of all before."""
+        if not earlier:
+            return
+        methods = [each.method for each in (earlier[-1], domain)]
+        if any(isinstance(method, Ewc) and not method.keep_fisher for method in methods):
+            raise MethodError(
+                "a domain with keep_fisher=False keeps nothing for the next one; make all of "
+                "them with keep_fisher=True"
+            )
+        super().follow(domain, earlier)
+        hold_fisher(domain, held_fisher(earlier[-1]))
+
+    def _some(self, images: Images) -> Iterable[Tensor]:
+        return (batch for batch, _ in islice(images(), self.fisher_batches))
+
+
+class HeldWeights(MovedWeights):
+    """W~ = W + D and b~ = b + d, and the F of both."""
+
+    components: ClassVar[Mapping[str, str]] = {
+        **MovedWeights.components,
+        "fisher": "shared",
+        "fisher_bias": "shared",
+    }
+
+    fisher: Tensor
+    fisher_bias: Tensor | None
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        dtype = torch.promote_types(site.dtype, torch.float32)
+        self.register_buffer("fisher", torch.zeros(site.shape, dtype=dtype))
+        bias = torch.zeros(site.channels, dtype=dtype) if site.has_bias else None
+        self.register_buffer("fisher_bias", bias)
+
+    def stored(self) -> dict[str, Stored]:
+        """D and d, and their F."""
+        return super().stored() | dict(self.named_buffers())
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        """Keep D and d, frozen, and their F."""
+        super().restore(stored)
+        self.fisher = cast(Tensor, stored["fisher"])
+        self.fisher_bias = cast("Tensor | None", stored.get("fisher_bias"))
+
+
+class HeldNorms(Luggage):
+    """The F of the norms' scales and shifts."""
+
+    def __init__(self, base: "Base") -> None:
+        super().__init__()
+        for norm in base.norms.values():
+            for leaf in norm.affine:
+                tensor = base.tensor(f"{norm.name}.{leaf}")
+                dtype = torch.promote_types(tensor.dtype, torch.float32)
+                zeros = torch.zeros(tensor.shape, dtype=dtype)
+                self.register_buffer(_key(f"{norm.name}.{leaf}"), zeros)
+
+    def component(self, name: str) -> str:
+        """Kept once for all domains."""
+        return "shared"
+
+
+class Penalty(Objective):
+    """strength / 2 * sum_i F_i (theta_i - theta*_i)^2, with theta* from where it began."""
+
+    def __init__(self, domain: "Domain", fisher: Mapping[str, Tensor], strength: float) -> None:
+        super().__init__()
+        moving = moving_tensors(domain)
+        self.strength = strength
+        self.moving = tuple(moving[name] for name in fisher)  # the domain's, not its own
+        self.start = Snapshot({name: moving[name] for name in fisher})
+        self.fisher = Snapshot(fisher)
+
+    def forward(self, images: Tensor, features: Tensor) -> Tensor:
+        """The penalty; images and features have no part in it."""
+        fisher, start = self.fisher.tensors().values(), self.start.tensors().values()
+        total = features.new_zeros(())
+        for now, then, weight in zip(self.moving, start, fisher, strict=True):
+            total = total + (weight * (now - then).square()).sum()
+        return 0.5 * self.strength * total
+
+
+def fisher(
+    base: "Base",
+    domain: "Domain",
+    head: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+) -> dict[str, Tensor]:
+    """The mean of (d log p(y | x) / d theta)^2 over images x, y drawn from p; by tensor's name.
+
+    One backward pass an image: the square of a sum of gradients is not the sum of squares.
+    """
+    weights = {name: tensor.detach() for name, tensor in domain.weights(base).items()}
+    wanted = {name: weights[name].requires_grad_() for name in moving_tensors(domain)}
+    sums = {
+        name: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32))
+        for name, t in wanted.items()
+    }
+    count = 0
+    for batch in batches:
+        for image in batch.unsqueeze(1).unbind():
+            log_p = F.log_softmax(head(base.run(weights, image)), 1)[0]
+            label = torch.multinomial(log_p.detach().exp(), 1)
+            gradients = torch.autograd.grad(log_p[label], list(wanted.values()), allow_unused=True)
+            for total, gradient in zip(sums.values(), gradients, strict=True):
+                if gradient is not None:
+                    total.addcmul_(gradient.to(total.dtype), gradient.to(total.dtype))
+            count += 1
+    return {name: total / max(count, 1) for name, total in sums.items()}
+
+
+def held_fisher(domain: "Domain") -> dict[str, Tensor]:
+    """The F that a domain keeps, by the names of the base's tensors."""
+    found: dict[str, Tensor] = {}
+    for name, transform in domain.named_transforms():
+        if isinstance(transform, HeldWeights):
+            found[name] = transform.fisher
+            if transform.fisher_bias is not None:
+                found[domain.sites[name].bias] = transform.fisher_bias
+    if isinstance(domain.route, HeldNorms):
+        found |= {_name(key): buffer for key, buffer in domain.route.named_buffers()}
+    return found
+
+
+def hold_fisher(domain: "Domain", fisher: Mapping[str, Tensor]) -> None:
+    """Copy F to where the domain keeps it, if it does."""
+    for name, held in held_fisher(domain).items():
+        held.copy_(fisher[name])
+
+
+def _key(name: str) -> str:
+    # The name of a buffer holds no dots.
+    return name.replace(".", ":")
+
+
+def _name(key: str) -> str:
+    return key.replace(":", ".")
+
+
+PRESETS: dict[str, Method] = {"ewc": Ewc()}

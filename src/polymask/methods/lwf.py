@@ -1,0 +1,161 @@
+"""Learning without forgetting: a domain learns, and says of its images what was said before.
+
+    L = CE(new) + weight * sum over old heads of KL(softmax(z'/T) || softmax(z/T))
+
+z' are an old head's logits before this domain was learned, z those of the same head now, both on
+the new domain's images; the KL divergence is summed over classes and averaged over images, without
+a factor T². (The original code has kl_div's mean over all N C elements times C, which is that.)
+The base's own classifier is the first old head, and the heads of earlier domains are the others.
+
+For the first quarter of the epochs only the new head learns. Then all do: the network, and the
+heads of the earlier domains, which replace theirs in the end. The base's own classifier does not
+learn. A base without one has nothing to say before the first domain, which is fine-tuned.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymask.errors import MethodError
+from polymask.methods.method import Images, Method, Objective
+from polymask.methods.moving import Luggage, Moving, Snapshot, own_classifier
+from polymask.surgery import structural_copy
+
+if TYPE_CHECKING:
+    from polymask.base import Base
+    from polymask.domain import Domain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lwf(Moving):
+    """CE(new) + weight * sum over old heads of KL(softmax(z'/T) || softmax(z/T)).
+
+    `temperature` is T. `old_classes` are the numbers of classes of the domains learned before,
+    whose heads learn along; it is set on the way.
+    """
+
+    temperature: float = 2.0
+    weight: float = 1.0
+    old_classes: tuple[int, ...] = ()
+
+    reference: ClassVar[str] = "arXiv 1606.09282"
+    head_share: ClassVar[float] = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("temperature", 0.01, 1000)
+        self.check_range("weight", 0, 1e6)
+        counts = self.old_classes
+        if not isinstance(counts, list | tuple) or not all(
+            isinstance(n, int) and n > 0 for n in counts
+        ):
+            raise MethodError(f"old_classes={counts!r} must be numbers of classes, each above 0")
+        object.__setattr__(self, "old_classes", tuple(counts))
+
+    def route(self, base: "Base") -> "OldHeads | None":
+        """The heads of the earlier domains, where there are any."""
+        return OldHeads(self, base) if self.old_classes else None
+
+    def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
+        """The distillation, from the domain as it is before it learns."""
+        own = own_classifier(base)
+        heads = ([] if own is None else [own]) + _old_heads(domain)
+        return Distillation(self, base, domain, heads) if heads and self.weight else None
+
+    def after(self, earlier: Sequence["Domain"]) -> "Lwf":
+        """Room for the heads of the earlier domains."""
+        return replace(self, old_classes=tuple(len(domain.classes or ()) for domain in earlier))
+
+    def follow(self, domain: "Domain", earlier: Sequence["Domain"]) -> None:
+        """Start where the last one ended, with the earlier domains' heads as they are then."""
+        super().follow(domain, earlier)
+        mine, theirs = _old_heads(domain), _latest_heads(earlier)
+        if [h.out_features for h in mine] != [h.out_features for h in theirs if h is not None]:
+            raise MethodError(
+                f"the domain has old heads for {domain.method.options()['old_classes']} classes, "
+                "which are not those of the earlier domains; make it by method.after(earlier)"
+            )
+        for head, old in zip(mine, theirs, strict=True):
+            head.load_state_dict(cast(nn.Linear, old).state_dict())
+
+    def settle(self, base: "Base", domains: Sequence["Domain"]) -> "Sequence[Domain]":
+        """Copies with all of the last domain, each with its own head as that has become."""
+        latest = []
+        for domain, head in zip(domains, _latest_heads(domains), strict=True):
+            domain = structural_copy(domain)
+            domain.method = replace(cast(Lwf, domain.method), old_classes=())
+            domain.route = None
+            domain.head = copy.deepcopy(head)
+            latest.append(domain)
+        return super().settle(base, latest)
+
+
+class OldHeads(Luggage):
+    """The heads of the earlier domains, one linear layer each, which go on learning."""
+
+    learns_weights: ClassVar[bool] = True
+
+    def __init__(self, method: Lwf, base: "Base") -> None:
+        super().__init__()
+        if base.feature_dim is None:
+            raise MethodError(f"base {base.name} gives no feature vector that a head could read")
+        dtype = next((site.dtype for site in base.all_sites.values()), torch.float32)
+        self.heads = nn.ModuleList()
+        for classes in method.old_classes:
+            head = nn.Linear(base.feature_dim, classes, device="meta")  # draws no numbers
+            head.weight = nn.Parameter(torch.zeros(head.weight.shape, dtype=dtype))
+            head.bias = nn.Parameter(torch.zeros(classes, dtype=dtype))
+            self.heads.append(head)
+
+    def component(self, name: str) -> str:
+        """In place of the earlier domains' own heads, to which they add nothing."""
+        return "moved"
+
+
+class Distillation(Objective):
+    """weight * sum over heads of KL(softmax(z'/T) || softmax(z/T)), z' from where it began."""
+
+    def __init__(
+        self, method: Lwf, base: "Base", domain: "Domain", heads: Sequence[nn.Linear]
+    ) -> None:
+        super().__init__()
+        self.temperature, self.weight, self.base = method.temperature, method.weight, base
+        self.heads = tuple(heads)  # the base's and the domain's, not the objective's own
+        self.network = Snapshot(domain.weights(base))
+        self.classifiers = nn.ModuleList(Snapshot(head.state_dict()) for head in heads)
+
+    def forward(self, images: Tensor, features: Tensor) -> Tensor:
+        """The divergence for images (N, C, H, W) and the network's features (N, D) of them."""
+        with torch.no_grad():
+            before = self.base.run(self.network.tensors(), images)
+        total = features.new_zeros(())
+        for head, start in zip(self.heads, self.classifiers, strict=True):
+            then = F.linear(before, **cast(Snapshot, start).tensors())
+            total = total + divergence(head(features), then, self.temperature)
+        return self.weight * total
+
+
+def divergence(now: Tensor, then: Tensor, temperature: float) -> Tensor:
+    """KL(softmax(then/T) || softmax(now/T)) of logits (N, C), averaged over the N images."""
+    p, q = (F.log_softmax(logits / temperature, 1) for logits in (then, now))
+    return F.kl_div(q, p, reduction="batchmean", log_target=True)
+
+
+def _old_heads(domain: "Domain") -> list[nn.Linear]:
+    if not isinstance(domain.route, OldHeads):
+        return []
+    return [cast(nn.Linear, head) for head in domain.route.heads]
+
+
+def _latest_heads(domains: Sequence["Domain"]) -> list[nn.Linear | None]:
+    """Each domain's head as the last domain left it."""
+    old = _old_heads(domains[-1]) if domains else []
+    return [*old, *(domain.head for domain in domains[len(old) :])]
+
+
+PRESETS: dict[str, Method] = {"lwf": Lwf()}

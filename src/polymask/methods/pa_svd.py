@@ -1,0 +1,104 @@
+"""PA-SVD: parallel adapters whose columns lie in one space for all domains.
+
+    A_t ~ U V_t,        [A_1 … A_T] = U S V'  cut at rank r
+
+Every domain first learns full parallel adapters A_t (C_out, C_in / groups). Then those of a layer
+are set side by side over the domains; their r leading left singular vectors are U (C_out, r), kept
+once for all domains, and V_t = U' A_t (r, C_in / groups) is what a domain keeps. U stays; the V_t
+learn on. So it takes all domains (`fit_all`); a domain that is made alone has a U drawn at random.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymask.methods.method import Method, Transform
+from polymask.methods.parallel_adapter import CentreTap, ParallelAdapter, add_at_centre
+from polymask.survey import Site
+
+if TYPE_CHECKING:
+    from polymask.base import Base
+    from polymask.domain import Domain
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaSvd(ParallelAdapter):
+    """W~ = W + U V_t at the centre tap; r is the share `keep` of C_out.
+
+    `factored` is False for domains that have yet to learn their full adapters.
+    """
+
+    keep: float = 0.5
+    factored: bool = True
+
+    ordered: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("keep", 0.0, 1.0)
+        self.check_choice("factored", (True, False))
+
+    def transform(self, site: Site) -> Transform | None:
+        """U and V_t, or a full adapter before there is a U."""
+        full = super().transform(site)
+        if not isinstance(full, CentreTap) or not self.factored:
+            return full
+        return FactoredTap(self, full, site)
+
+    def after(self, earlier: Sequence["Domain"]) -> Method:
+        """Full adapters first."""
+        return replace(self, factored=False)
+
+    def settle(self, base: "Base", domains: Sequence["Domain"]) -> "Sequence[Domain]":
+        """All domains in factors, which can learn on."""
+        settled = [d.rebuilt(base, replace(self, factored=True)) for d in domains]
+        sites = [name for name, _ in domains[0].named_transforms()]
+        before = [dict(domain.named_transforms()) for domain in domains]
+        after = [dict(domain.named_transforms()) for domain in settled]
+        for site in sites:
+            adapters = [_adapter(transforms[site]) for transforms in before]
+            vectors = torch.linalg.svd(torch.cat(adapters, 1), full_matrices=True)[0]
+            for adapter, transforms in zip(adapters, after, strict=True):
+                tap = transforms[site]
+                assert isinstance(tap, FactoredTap)
+                tap.take(vectors[:, : tap.shared.shape[1]], adapter)
+        return settled
+
+
+class FactoredTap(Transform):
+    """One site's U, fixed, and V_t, learned."""
+
+    components: ClassVar[Mapping[str, str]] = {"shared": "shared", "own": "weights"}
+
+    shared: Tensor
+
+    def __init__(self, method: PaSvd, full: CentreTap, site: Site) -> None:
+        super().__init__()
+        rows, columns = full.adapter.shape
+        rank = max(1, round(method.keep * rows))
+        self.tap_shape, self.padding = full.tap_shape, full.padding
+        dtype = full.adapter.dtype
+        start = torch.zeros(rows, rank, dtype=dtype)
+        nn.init.orthogonal_(start)
+        self.register_buffer("shared", start)
+        self.own = nn.Parameter(torch.zeros(rank, columns, dtype=dtype))
+
+    def take(self, shared: Tensor, adapter: Tensor) -> None:
+        """Put a U here, and the V that comes nearest to `adapter` with it."""
+        self.shared = shared.clone()
+        self.own.data = shared.T @ adapter
+
+    def weight(self, base_weight: Tensor) -> Tensor:
+        """W + U V at the centre tap."""
+        return add_at_centre(base_weight, self.shared @ self.own, self.tap_shape, self.padding)
+
+
+def _adapter(transform: Transform) -> Tensor:
+    assert isinstance(transform, CentreTap)
+    return transform.adapter.detach()
+
+
+PRESETS: dict[str, Method] = {"pa-svd": PaSvd()}

@@ -1,0 +1,252 @@
+"""PackNet: one weight for all domains, of which each learns what those before it left free.
+
+    W~ = V∘1[0 < O <= t + 1]
+
+V is the weight that the domains share and O its owners: 0 is free, 1 the base's own, t + 1 the
+domain's at place t = 1, 2, …. Of the base the smallest weights are pruned: of n weights of a layer
+those go with |w| <= the k-th smallest |w|, k = round(p n). A domain takes all that is free,
+starting at 0, and learns it beside the frozen weights of those before it. Then its own smallest
+weights are pruned, layer by layer, and what it keeps is trained once more. What it let go is free
+for the next domain. No weight with an owner ever changes again, so no domain forgets; the base
+loses what its pruning costs.
+
+The last domain that O has room for is not pruned: nothing is left for anyone after it. So it may
+be written as 0 where nothing else can be 0, and ceil(log2 T) bits hold the owners of T domains.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polymask.bits import Bits
+from polymask.errors import MethodError
+from polymask.methods.method import Images, Method, NormPolicy, Stored, Transform
+from polymask.surgery import structural_copy
+from polymask.survey import Site
+
+if TYPE_CHECKING:
+    from polymask.base import Base
+    from polymask.domain import Domain
+
+FREE, BASE = 0, 1  # owners; a domain's is its place + 1
+_LARGEST = 128  # domains: their owners are bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackNet(Method):
+    """W~ = V∘1[0 < O <= t + 1].
+
+    `capacity` is the number of domains, the base's own included, that O has room for. `place` is
+    t: 0 is the base's own domain, which trains what its pruning left. `prune_base` and `prune` are
+    the shares of weights that the base and a domain let go. `pruned` says that a domain has done
+    so, and only learns on; it and `place` are set on the way.
+    """
+
+    norms: NormPolicy = "shared"
+    capacity: int = 6
+    place: int = 1
+    prune_base: float = 0.5
+    prune: float = 0.75
+    pruned: bool = False
+
+    reference: ClassVar[str] = "arXiv 1711.05769"
+    moves_base: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
+    base_stage: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("capacity", 2, _LARGEST)
+        self._check_count("place", 0, self.capacity - 1)
+        self.check_range("prune_base", 0, 1)
+        self.check_range("prune", 0, 1)
+        if not isinstance(self.pruned, bool):
+            raise MethodError(f"pruned={self.pruned!r} must be true or false")
+
+    def transform(self, site: Site) -> "PackedWeight":
+        """The shared weight, its owners, and what this domain learns of it."""
+        return PackedWeight(self, site)
+
+    def next_stage(self, base: "Base", domain: "Domain", images: Images) -> "Domain | None":
+        """Prune what the domain has learned, and let it learn on; the last one keeps it all."""
+        if self.pruned or self.place in (0, self.capacity - 1):
+            return None
+        following = domain.rebuilt(base, replace(self, pruned=True))
+        for mine, its in _pairs(following, domain):
+            gone = smallest(its.values, its.owner == its.own, self.prune)
+            mine.hold(its.values.masked_fill(gone, 0), its.owner.masked_fill(gone, FREE))
+        return following
+
+    def for_base(self) -> "PackNet":
+        """The base's own domain: it trains what is left of the base."""
+        return replace(self, place=0, pruned=False)
+
+    def after(self, earlier: Sequence["Domain"]) -> "PackNet":
+        """The next place."""
+        places = [_method(domain).place for domain in earlier]
+        place = max(places) + 1 if places else max(self.place, 1)
+        if place >= self.capacity:
+            raise MethodError(
+                f"all places are taken: capacity={self.capacity} is the base's own domain and "
+                f"{self.capacity - 1} more; make all of them anew with capacity={place + 1}"
+            )
+        return replace(self, place=place, pruned=False)
+
+    def follow(self, domain: "Domain", earlier: Sequence["Domain"]) -> None:
+        """Take over the weight and its owners from the domain before."""
+        if not earlier:
+            return
+        before = max(earlier, key=lambda domain: _method(domain).place)
+        if _method(before).place >= _method(domain).place:
+            raise MethodError(
+                f"place={_method(domain).place} is taken; make the domain by method.after(earlier)"
+            )
+        pairs = _pairs(domain, before)
+        if not any((its.owner == FREE).any() for _, its in pairs):
+            raise MethodError(
+                f"no weight is free any more after the domain at place {_method(before).place}, "
+                f"of capacity={_method(before).capacity} with prune={_method(before).prune:g}; "
+                "make the domains anew with more of either"
+            )
+        for mine, its in pairs:
+            mine.hold(its.values, mine.claimed(its.owner))
+
+    def settle(self, base: "Base", domains: Sequence["Domain"]) -> "Sequence[Domain]":
+        """Copies that share one weight and one map of owners, the last domain's."""
+        if not domains:
+            return domains
+        last = max(domains, key=lambda domain: _method(domain).place)
+        settled = [domain if domain is last else structural_copy(domain) for domain in domains]
+        for domain in settled:
+            for mine, its in _pairs(domain, last):
+                mine.values, mine.owner = its.values, its.owner
+        return settled
+
+    def moved(self, base: "Base", domains: Sequence["Domain"]) -> dict[str, Tensor]:
+        """V∘1[O = 1]: what the base keeps of its own, as trained where it was."""
+        if not domains:
+            return {}
+        transforms = [(name, _packed(t)) for name, t in domains[-1].named_transforms()]
+        return {
+            name: torch.where(t.owner == BASE, t.values, 0.0).to(base.tensor(name).dtype)
+            for name, t in transforms
+        }
+
+    def _check_count(self, option: str, low: int, high: int) -> None:
+        value = getattr(self, option)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise MethodError(f"{option}={value!r} must be a whole number from {low} to {high}")
+
+
+class PackedWeight(Transform):
+    """One site's V and O, both of its shape, and what is learned in V's place where O is own."""
+
+    components: ClassVar[Mapping[str, str]] = {"weight": "moved", "owner": "index"}
+    learns_weights: ClassVar[bool] = True
+
+    values: Tensor
+    owner: Tensor
+    learned: nn.Parameter | None
+
+    def __init__(self, method: PackNet, site: Site) -> None:
+        super().__init__()
+        # Half-precision weights are learned on in single precision.
+        dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        self.own, self.prune_base = method.place + 1, method.prune_base
+        self.is_last = self.own == method.capacity
+        self.planes = (method.capacity - 1).bit_length()  # ceil(log2 capacity)
+        self.register_buffer("values", torch.zeros(site.shape, dtype=dtype))
+        self.register_buffer("owner", torch.zeros(site.shape, dtype=torch.uint8))
+        self.learned = nn.Parameter(torch.zeros(site.shape, dtype=dtype))
+
+    def begin(self, base_weight: Tensor) -> None:
+        """Prune the base; what is free is this domain's, as if it were the first."""
+        everywhere = torch.ones_like(base_weight, dtype=torch.bool)
+        gone = smallest(base_weight, everywhere, self.prune_base)
+        owner = torch.where(gone, FREE, BASE).to(torch.uint8)
+        self.hold(base_weight.masked_fill(gone, 0), self.claimed(owner))
+
+    def claimed(self, owner: Tensor) -> Tensor:
+        """The owners once this domain took all that is free; the base takes nothing."""
+        return owner if self.own == BASE else owner.masked_fill(owner == FREE, self.own)
+
+    @torch.no_grad()
+    def hold(self, values: Tensor, owner: Tensor) -> None:
+        """Copies of V and O, and what is the domain's own in them to learn on."""
+        assert self.learned is not None
+        self.values = values.to(self.learned, copy=True)
+        self.owner = owner.to(self.learned.device, copy=True)
+        self.learned.copy_(torch.where(self.owner == self.own, self.values, 0.0))
+
+    def weight(self, base_weight: Tensor) -> Tensor:
+        """V∘1[0 < O <= own]; gradients reach own weights alone."""
+        return torch.where(self.mask(), self._current(), 0.0).to(base_weight.dtype)
+
+    def mask(self) -> Tensor:
+        """1[0 < O <= own]: the weights that this domain sees."""
+        return (self.owner > FREE) & (self.owner <= self.own)
+
+    def stored(self) -> dict[str, Stored]:
+        """V, and O in binary: (planes, *site's shape), the lowest digit first.
+
+        An owner that has no room, which only a later domain can be, is written as 0.
+        """
+        digits = torch.where(self.owner < 2**self.planes, self.owner, FREE)
+        planes = torch.stack([(digits >> i) & 1 for i in range(self.planes)])
+        return {"weight": self._current().detach(), "owner": Bits.of(planes.bool())}
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        """Keep V and O, and learn no more."""
+        weight, bits = stored["weight"], stored["owner"]
+        assert isinstance(weight, Tensor)
+        assert isinstance(bits, Bits)
+        owner = torch.zeros(weight.shape, dtype=torch.uint8, device=bits.words.device)
+        for i, plane in enumerate(bits.unpack()):
+            owner |= plane.to(torch.uint8) << i
+        self.values, self.owner, self.learned = weight, owner, None
+        if self.is_last:
+            self.owner = self.claimed(owner)
+
+    def _current(self) -> Tensor:
+        """V, with what is being learned in its place."""
+        if self.learned is None:
+            return self.values
+        return torch.where(self.owner == self.own, self.learned, self.values)
+
+
+def smallest(weight: Tensor, among: Tensor, share: float) -> Tensor:
+    """1[|w| <= the k-th smallest |w|] among some weights of a layer, k = round(share n)."""
+    sizes = weight[among].abs()
+    rank = round(share * sizes.numel())
+    if rank == 0:
+        return torch.zeros_like(among)
+    # numpy finds one element of millions in order several times as fast as kthvalue.
+    cut = np.partition(sizes.double().cpu().numpy(), rank - 1)[rank - 1]
+    return among & (weight.abs() <= float(cut))
+
+
+def _method(domain: "Domain") -> PackNet:
+    if not isinstance(domain.method, PackNet):
+        raise MethodError(
+            f"a domain by {domain.method.name or type(domain.method).__name__} has no packed "
+            "weights; PackNet goes on from domains of its own kind only"
+        )
+    return domain.method
+
+
+def _packed(transform: Transform) -> PackedWeight:
+    assert isinstance(transform, PackedWeight)
+    return transform
+
+
+def _pairs(domain: "Domain", other: "Domain") -> list[tuple[PackedWeight, PackedWeight]]:
+    """The transforms of two domains, site by site."""
+    others = dict(other.named_transforms())
+    return [(_packed(t), _packed(others[name])) for name, t in domain.named_transforms()]
+
+
+PRESETS: dict[str, Method] = {"packnet": PackNet()}
