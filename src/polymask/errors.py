@@ -33,6 +33,10 @@ class DataError(PolymaskError):
     """Images or labels of a domain cannot be used as they are."""
 
 
+class BenchmarkError(PolymaskError):
+    """Accuracies, labels or a submission cannot be scored as they are."""
+
+
 class TrainingError(PolymaskError):
     """Training cannot go on."""
 

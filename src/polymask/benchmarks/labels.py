@@ -1,0 +1,130 @@
+"""The decathlon's test labels, as its organisers published them: labels_test.zip.
+
+The archive holds ten files side by side, NAME_test.json for the ten folder names of the challenge
+(aircraft … vgg-flowers), each in COCO's form:
+
+    {"images": [{"id": 10206668, "file_name": "data/aircraft/test/000001.jpg", …}, …],
+     "annotations": [{"image_id": 10206668, "category_id": 10000011, …}, …],
+     "categories": [{"id": 10000001, "name": "707-320", …}, …], "info": …, "licenses": …}
+
+Only the annotations are used. A folder around the files does no harm. Nothing is unpacked to disk,
+and no more is read than such files can need, whatever the archive says of its sizes.
+"""
+
+import json
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from polymask.benchmarks.numbering import NUMBERINGS, Numbering, name_images
+from polymask.errors import BenchmarkError
+
+Labels = dict[str, dict[int, int]]  # domain -> image id -> category id
+
+_LARGEST_ARCHIVE = 64 << 20  # bytes; the real one has 1.6 MB
+_LARGEST_FILE = 64 << 20  # the largest real one, of ImageNet, has 10 MB
+_MOST_FILES = 1000
+
+# What zipfile raises for damaged archives and for features that it does not know.
+_NO_ARCHIVE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    UnicodeDecodeError,
+)
+
+
+def read_labels(path: str | Path) -> Labels:
+    """The labels of all ten domains, checked against the challenge's numbering."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > _LARGEST_ARCHIVE:
+            raise BenchmarkError(f"{path} is too large to be labels_test.zip")
+        with zipfile.ZipFile(path) as archive:
+            members = _members(path, archive)
+            return {
+                domain: _labels(path, _content(path, archive, members[domain]), numbering)
+                for domain, numbering in NUMBERINGS.items()
+            }
+    except _NO_ARCHIVE as error:
+        raise BenchmarkError(f"{path} is not a whole zip archive: {error}") from error
+    except OSError as error:
+        raise BenchmarkError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The file of each domain."""
+    if len(archive.infolist()) > _MOST_FILES:
+        raise BenchmarkError(f"{path} has too many files to be labels_test.zip")
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        domain = PurePosixPath(member.filename).name.removesuffix("_test.json")
+        if domain not in NUMBERINGS or not member.filename.endswith("_test.json"):
+            continue
+        if domain in found:
+            raise BenchmarkError(
+                f"{path} has {found[domain].filename} and {member.filename}; keep one"
+            )
+        found[domain] = member
+    lacking = [f"{domain}_test.json" for domain in NUMBERINGS if domain not in found]
+    if lacking:
+        raise BenchmarkError(
+            f"{path} lacks {', '.join(lacking)}; give the organisers' labels_test.zip, from "
+            "srebuffi/residual_adapters"
+        )
+    return found
+
+
+def _content(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    if member.flag_bits & 1:
+        raise BenchmarkError(f"{path}: {member.filename} is encrypted; give the plain archive")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise BenchmarkError(f"{path}: {member.filename} is not deflated; zip it the usual way")
+    with archive.open(member) as file:
+        data = file.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise BenchmarkError(f"{path}: {member.filename} is too large to be test labels")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BenchmarkError(f"{path}: {member.filename} is not JSON ({error})") from error
+
+
+def _labels(path: Path, content: Any, numbering: Numbering) -> dict[int, int]:
+    where = f"{path}: {numbering.domain}_test.json"
+    answers = content.get("annotations") if isinstance(content, dict) else None
+    if not isinstance(answers, list) or not answers:
+        raise BenchmarkError(f"{where} has no annotations; give the labelled files, not stripped")
+    labels = pairs(answers, where)
+    foreign = [image for image in labels if not numbering.owns_image(image)]
+    if foreign:
+        raise BenchmarkError(f"{where} has {name_images(foreign)}; copy the archive anew")
+    for image, category in labels.items():
+        if category not in numbering.categories:
+            raise BenchmarkError(
+                f"{where}: image {image} has category {category}, which is none of "
+                f"{numbering.domain}; copy the archive anew"
+            )
+    return labels
+
+
+def pairs(entries: list[Any], where: str) -> dict[int, int]:
+    """Image id -> category id from COCO's entries; each image once."""
+    found: dict[int, int] = {}
+    twice: list[int] = []
+    for place, entry in enumerate(entries):
+        image = entry.get("image_id") if isinstance(entry, dict) else None
+        category = entry.get("category_id") if isinstance(entry, dict) else None
+        if type(image) is not int or type(category) is not int:
+            raise BenchmarkError(
+                f'{where}: entry {place} must be {{"image_id": …, "category_id": …}} with two '
+                f"integers, and is {str(entry)[:80]}"
+            )
+        if image in found:
+            twice.append(image)
+        found[image] = category
+    if twice:
+        raise BenchmarkError(f"{where} has more than one answer for {name_images(twice)}")
+    return found

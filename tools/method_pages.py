@@ -1,0 +1,148 @@
+"""Write docs/methods: one page for every file of methods, from the code.
+
+    python tools/method_pages.py [--check]
+
+`--check` writes nothing and fails if a page is not what would be written.
+"""
+
+import argparse
+import inspect
+import sys
+import textwrap
+from pathlib import Path
+
+import polymask as pm
+from polymask.accounting import COMPONENTS
+from polymask.methods import Method
+
+PAGES = Path(__file__).parents[1] / "docs" / "methods"
+WORDS = {
+    "mask": "masks",
+    "scalars": "scalars",
+    "norm_affine": "norms' scale and shift",
+    "norm_statistics": "norms' statistics",
+    "bias": "biases",
+    "weights": "weights",
+    "index": "owner index (once)",
+    "shared": "shared tensors (once)",
+    "moved": "the moved base (in its place)",
+}
+BASE = "torchvision:resnet50"
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    pages = {PAGES / name: text for name, text in written().items()}
+    stale = [p for p, text in pages.items() if not p.exists() or p.read_text() != text]
+    stale += [p for p in PAGES.glob("*.md") if p not in pages]
+    if check:
+        for page in stale:
+            print(f"{page.name} is stale; run python tools/method_pages.py", file=sys.stderr)
+        return 1 if stale else 0
+    PAGES.mkdir(exist_ok=True)
+    for page in stale:
+        page.unlink(missing_ok=True)
+    for page, text in pages.items():
+        page.write_text(text)
+    return 0
+
+
+def written() -> dict[str, str]:
+    """File name -> text of every page."""
+    base = pm.load_base(BASE, pretrained=False, device="meta")
+    families: dict[str, list[Method]] = {}
+    for name in pm.list_methods():
+        method = pm.create_method(name)
+        module = type(method).__module__
+        if module.startswith("polymask.methods."):
+            families.setdefault(module.rpartition(".")[2], []).append(method)
+    pages = {
+        f"{module.replace('_', '-')}.md": page(base, module, methods)
+        for module, methods in families.items()
+    }
+    return pages | {"README.md": index(base, families)}
+
+
+def page(base: pm.Base, module: str, methods: list[Method]) -> str:
+    """The page of one file of methods."""
+    home = sys.modules[f"polymask.methods.{module}"]
+    first, _, rest = inspect.cleandoc(home.__doc__ or "").partition("\n")
+    parts = [f"# {', '.join(f'`{m.name}`' for m in methods[:3])}" + (" …" if methods[3:] else "")]
+    parts.append(first)
+    if rest.strip():
+        parts.append(rest.strip("\n"))
+    parts.append(table(base, methods))
+    for kind in dict.fromkeys(type(method) for method in methods):
+        parts.append(f"## {kind.__name__}")
+        parts.append(inspect.cleandoc(kind.__doc__ or ""))
+        parts.append(options(kind, next(m for m in methods if type(m) is kind)))
+        facts = [f"Reference: {kind.reference}."]
+        facts += [textwrap.fill(kind.differences, 110)] if kind.differences else []
+        parts.append("### Reference, and differences from the original\n\n" + "\n\n".join(facts))
+    note = f"Made by `python tools/method_pages.py` from `src/polymask/methods/{module}.py`."
+    return "\n\n".join([*parts, note]) + "\n"
+
+
+def options(kind: type[Method], method: Method) -> str:
+    """The options with the values that the first name stands for."""
+    rows = [f"| `{name}` | `{value!r}` |" for name, value in method.options().items()]
+    return "\n".join([f"| option | in `{method.name}` |", "|---|---|", *rows])
+
+
+def table(base: pm.Base, methods: list[Method]) -> str:
+    """What each method stores, and what it is like; on ResNet-50."""
+    heads = (
+        "method",
+        "stored for a domain, without the head",
+        "bits per weight",
+        "#Params, 6 domains",
+        "norms",
+        "mergeable",
+        "order matters",
+        "moves the base",
+        "joint",
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for method in methods:
+        account = pm.account(base, method, domains=6)
+        stored = [
+            f"{WORDS[name]} {account.components[name] / 8e6:.2f} MB"
+            for name in COMPONENTS
+            if name != "head" and account.components[name]
+        ]
+        flags = (method.mergeable, method.ordered, method.moves_base, method.joint)
+        cells = [
+            f"`{method.name}`",
+            "; ".join(stored) or "nothing",
+            f"{account.bits_per_weight:.3f}",
+            f"{account.params_paper:.3f}",
+            method.norms,
+            *("yes" if flag else "no" for flag in flags),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def index(base: pm.Base, families: dict[str, list[Method]]) -> str:
+    """The page that lists all."""
+    parts = [
+        "# The methods",
+        "Every method learns a domain on a frozen base, is packed, loaded, counted and used in the "
+        "same\nway. Numbers are of ResNet-50; bits per weight are what one more domain takes, of "
+        "six, without\nits head, as a pack stores it; #Params is the paper's convention "
+        "([params.md](../params.md)).",
+    ]
+    for module, methods in families.items():
+        kind = type(methods[0])
+        title = kind.title or module.replace("_", " ")
+        parts.append(f"## [{title}]({module.replace('_', '-')}.md)")
+        parts.append(table(base, methods))
+    parts.append("Made by `python tools/method_pages.py`.")
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
