@@ -7,21 +7,27 @@ import torch
 import torch.nn.functional as F
 
 import polymask as pm
-from nets import batch, logits, tiny_base, train, trained
+from nets import batch, block_base, logits, tiny_base, train, trained
 from polymask.base import fingerprint
 from polymask.surgery import named_tensors
 
 METHODS = pm.list_methods()
+MERGEABLE = [name for name in METHODS if pm.create_method(name).mergeable]
+ROUTED = [name for name in METHODS if name not in MERGEABLE]
 
 
-@pytest.fixture(scope="module")
-def base() -> pm.Base:
-    return tiny_base()
+def base_for(method: str) -> pm.Base:
+    """Methods that route images need blocks; all others get every kind of layer."""
+    return block_base() if method in ROUTED else tiny_base()
+
+
+@pytest.fixture
+def base(method) -> pm.Base:
+    return base_for(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_training_leaves_the_base_byte_identical_and_in_eval_mode(method):
-    base = tiny_base()
+def test_training_leaves_the_base_byte_identical_and_in_eval_mode(base, method):
     before = {name: tensor.clone() for name, tensor in named_tensors(base.net)}
     print_before = fingerprint(base.net)
 
@@ -78,7 +84,7 @@ def test_a_frozen_copy_gives_the_same_logits_and_does_not_learn_on(base, method)
     assert not torch.equal(logits(base, domain), before)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", MERGEABLE)
 def test_a_merged_network_gives_the_same_logits_bit_for_bit(base, method):
     domain = trained(base, method)
     merged = domain.merged(base)
@@ -87,7 +93,7 @@ def test_a_merged_network_gives_the_same_logits_bit_for_bit(base, method):
     assert not any(p.requires_grad for p in merged.parameters())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", MERGEABLE)
 def test_merging_leaves_a_domain_able_to_learn_and_the_merged_network_as_it_was(base, method):
     domain = trained(base, method)
     learning = [p.requires_grad for p in domain.parameters()]
@@ -101,7 +107,7 @@ def test_merging_leaves_a_domain_able_to_learn_and_the_merged_network_as_it_was(
         assert not torch.equal(domain(base, batch()[0]), before)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", MERGEABLE)
 def test_a_merged_network_shares_what_the_domain_does_not_change(base, method):
     domain = trained(base, method)
     merged = dict(named_tensors(domain.merged(base)))
@@ -109,6 +115,12 @@ def test_a_merged_network_shares_what_the_domain_does_not_change(base, method):
     for name, tensor in named_tensors(base.net):
         shares = merged[name].data_ptr() == tensor.data_ptr()
         assert shares != (name in changed), name
+
+
+@pytest.mark.parametrize("method", ROUTED)
+def test_what_cannot_be_merged_says_so(base, method):
+    with pytest.raises(pm.DomainError, match="cannot be merged"):
+        trained(base, method).merged(base)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -186,17 +198,20 @@ def _compare_with_compiled(base, domain, backend):
     with torch.no_grad():
         torch.testing.assert_close(compiled(images), model(images), rtol=0, atol=1e-5)
     gradients = []
+    dropout = getattr(base.net, "dropout", None)
     for run in (model, compiled):
         torch.manual_seed(3)
-        statistics = copy.deepcopy(domain.norms)  # both runs start from the same ones
+        before = copy.deepcopy(domain.state_dict())  # both runs start from the same statistics
         model.train()
         model.zero_grad()
         with torch.random.fork_rng():
-            base.net.dropout.p = 0.0  # a compiled graph draws other random numbers
+            if dropout is not None:
+                dropout.p = 0.0  # a compiled graph draws other random numbers
             F.cross_entropy(run(images), labels).backward()
-        base.net.dropout.p = 0.1
-        gradients.append([p.grad.clone() for p in model.parameters()])
-        domain.norms.load_state_dict(statistics.state_dict())
+        if dropout is not None:
+            dropout.p = 0.1
+        gradients.append([p.grad.clone() for p in model.parameters() if p.requires_grad])
+        domain.load_state_dict(before)
     model.eval()
     for eager, other in zip(*gradients, strict=True):
         torch.testing.assert_close(eager, other, rtol=1e-3, atol=1e-5)

@@ -11,10 +11,12 @@ from polymask._version import __version__
 if TYPE_CHECKING:
     from polymask.accounting import Account, account
     from polymask.base import Base, load_base
+    from polymask.convert import convert
     from polymask.data import DomainData, load_data
     from polymask.domain import Domain, new_domain
     from polymask.errors import (
         BaseError,
+        BenchmarkError,
         DataError,
         DomainError,
         InputError,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         PolymaskError,
         TrainingError,
     )
+    from polymask.fit_all import Fitted, Lesson, fit_all
     from polymask.input import InputSpec
     from polymask.learn import learn
     from polymask.loading import load_domain
@@ -38,10 +41,12 @@ if TYPE_CHECKING:
 _HOME = {
     "accounting": ("Account", "account"),
     "base": ("Base", "load_base"),
+    "convert": ("convert",),
     "data": ("DomainData", "load_data"),
     "domain": ("Domain", "new_domain"),
     "errors": (
         "BaseError",
+        "BenchmarkError",
         "DataError",
         "DomainError",
         "InputError",
@@ -51,6 +56,7 @@ _HOME = {
         "PolymaskError",
         "TrainingError",
     ),
+    "fit_all": ("Fitted", "Lesson", "fit_all"),
     "input": ("InputSpec",),
     "learn": ("learn",),
     "loading": ("load_domain",),

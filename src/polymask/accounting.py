@@ -68,6 +68,7 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     if isinstance(method, str):
         method = create_method(method)
     names = [f"class {i}" for i in range(classes)] or None
+    method = method.for_domains(domains)
     domain = skeleton(base, method, names)
     components = component_bits(domain)
     size = sum(p.numel() for p in base.net.parameters())
@@ -75,6 +76,7 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     each = sum(components[name] for name in _EACH)
     stored = each + components["norm_statistics"]
     more = max(domains - 1, 1)
+    times = 1 if method.cumulative else domains - 1
     return Account(
         base=base.name,
         method=method.name,
@@ -82,9 +84,9 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
         base_parameters=size,
         masked_weights=sum(s.numel for n, s in base.sites.items() if n in _transformed(domain)),
         components=components,
-        params_paper=1 + (once + each * (domains - 1)) / (32 * size),
-        params_stored=1 + (once + stored * (domains - 1)) / (32 * size),
-        bits_per_weight=(once / more + stored) / size,
+        params_paper=1 + (once + each * times) / (32 * size),
+        params_stored=1 + (once + stored * times) / (32 * size),
+        bits_per_weight=(once + stored * max(times, 1)) / (more * size),
     )
 
 

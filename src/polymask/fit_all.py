@@ -92,6 +92,7 @@ def fit_all(
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
     names = _checked_order(lessons, order)
+    method = method.for_domains(len(names) + 1)
     chosen = {name: lessons[name] for name in names}
     teacher = _Teacher(base, recipe, seed, folder, resume, listener)
     if method.joint:

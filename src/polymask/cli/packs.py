@@ -134,6 +134,8 @@ class Methods(Verb):
                     "name": name,
                     "mergeable": method.mergeable,
                     "moves_base": method.moves_base,
+                    "ordered": method.ordered,
+                    "joint": method.joint,
                     "norms": method.norms,
                     "bits_per_weight": account(base, method).bits_per_weight,
                     "reference": method.reference,
@@ -149,13 +151,14 @@ class Methods(Verb):
                 row["norms"],
                 "yes" if row["mergeable"] else "no",
                 "yes" if row["moves_base"] else "no",
+                "joint" if row["joint"] else "yes" if row["ordered"] else "no",
                 row["reference"],
             ]
             for row in result
         ]
-        headings = ("method", "bits/weight*", "norms", "mergeable", "moves base", "reference")
-        console.print(table(*headings, rows=rows))
-        console.print("* as stored on ResNet-50, without the head", style="dim")
+        flags = ("mergeable", "moves base", "order")
+        console.print(table("method", "bits/weight*", "norms", *flags, "reference", rows=rows))
+        console.print("* what one more domain takes on ResNet-50, without its head", style="dim")
 
 
 def summary(info: "PackInfo") -> dict[str, Any]:

@@ -5,14 +5,17 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
+from polymask.cli.converting import Convert
 from polymask.cli.learning import Demo, Learn
 from polymask.cli.packs import Account, List, Methods, Show
+from polymask.cli.scoring import ScoreVerb
 from polymask.cli.using import Evaluate, Merge, Predict
 from polymask.cli.verb import Verb
 
 VERBS: dict[str, type[Verb]] = {
     "demo": Demo,
     "learn": Learn,
+    "convert": Convert,
     "evaluate": Evaluate,
     "predict": Predict,
     "list": List,
@@ -20,6 +23,7 @@ VERBS: dict[str, type[Verb]] = {
     "merge": Merge,
     "methods": Methods,
     "account": Account,
+    "score": ScoreVerb,
 }
 
 

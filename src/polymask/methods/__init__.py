@@ -1,6 +1,24 @@
 """The methods: how a domain is built on a base. One file each, found by name."""
 
-from polymask.methods import affine, baselines, bitdelta, dan, lora_conv, parallel_adapter
+from polymask.methods import (
+    affine,
+    ba2,
+    baselines,
+    bitdelta,
+    covnorm,
+    dan,
+    ewc,
+    lora_conv,
+    lwf,
+    mtan,
+    pa_svd,
+    packnet,
+    parallel_adapter,
+    progressive,
+    series_adapter,
+    series_adapter_joint,
+    spottune,
+)
 from polymask.methods.method import Images, Method, Objective, Part, Route, Stored, Transform
 from polymask.methods.registry import create_method, list_methods, register
 
@@ -19,10 +37,21 @@ __all__ = [
 
 for _name, _prototype in (
     affine.PRESETS
+    | ba2.PRESETS
     | baselines.PRESETS
     | bitdelta.PRESETS
     | dan.PRESETS
+    | ewc.PRESETS
     | lora_conv.PRESETS
+    | lwf.PRESETS
+    | mtan.PRESETS
     | parallel_adapter.PRESETS
+    | pa_svd.PRESETS
+    | packnet.PRESETS
+    | series_adapter.PRESETS
+    | series_adapter_joint.PRESETS
+    | covnorm.PRESETS
+    | spottune.PRESETS
+    | progressive.PRESETS
 ).items():
     register(_name, _prototype)

@@ -50,7 +50,15 @@ class Affine(Method):
     threshold: float = 0.0
     surrogate: Surrogate = "identity"
 
+    title: ClassVar[str] = "affine masks, and Piggyback"
     reference: ClassVar[str] = "arXiv 2103.13894, 1801.06519"
+    differences: ClassVar[str] = (
+        "The authors' code fixes k0 = 1, draws scores from U(1e-5, 2e-5) and thresholds with >; "
+        "here, as in the paper, U(1e-4, 2e-4) and >=, and k0 is learned where no batch norm "
+        "follows. Piggyback's code thresholds with > and trains its head by Adam; it stores a "
+        "byte a weight. The rows marked with a star follow the authors' reimplementation: scores "
+        "at 1e-2, threshold 0."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,11 @@ class HeadOnly(Method):
 
     norms: NormPolicy = "shared"
 
+    title: ClassVar[str] = "baselines"
     reference: ClassVar[str] = "arXiv 1701.07275"
+    differences: ClassVar[str] = (
+        "None that matters: a head on frozen features, with the base's norms or with own ones."
+    )
 
     def transform(self, site: Site) -> None:
         """Leave every site as the base has it."""
@@ -31,7 +35,12 @@ class HeadOnly(Method):
 class Finetune(Method):
     """Every weight and bias of every site is the domain's own."""
 
+    title: ClassVar[str] = "baselines"
     reference: ClassVar[str] = "arXiv 2103.13894"
+    differences: ClassVar[str] = (
+        "What is stored is the difference to the base. Parameters that are no weights or biases "
+        "of layers (a class token, positions, layer scales) stay the base's."
+    )
 
     def transform(self, site: Site) -> "FreeWeights":
         """A weight, and a bias where the base has one, that start at the base's."""

@@ -35,7 +35,14 @@ class Dan(Method):
     start: Literal["original", "identity"] = "original"
     always: bool = True
 
+    title: ClassVar[str] = "deep adaptation networks"
     reference: ClassVar[str] = "arXiv 1705.04228"
+    differences: ClassVar[str] = (
+        "The released code touches two-dimensional convolutions only; here linear, attention and "
+        "transposed layers have controllers too, and groups a block each. Its low-rank controller "
+        "and the switch that mixes base and new weights are not here. Its optimiser was "
+        "YellowFin; here it is the recipe's."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

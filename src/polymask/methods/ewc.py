@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polymask.errors import MethodError
 from polymask.methods.baselines import FreeWeights
-from polymask.methods.method import Images, Method, Objective, Stored
+from polymask.methods.method import Images, Method, NormPolicy, Objective, Stored
 from polymask.methods.moving import (
     Luggage,
     MovedWeights,
@@ -48,11 +48,20 @@ class Ewc(Moving):
     stored, for a domain that none will follow.
     """
 
+    norms: NormPolicy = "affine"
     strength: float = 100.0
     fisher_batches: int = 16
     keep_fisher: bool = True
 
+    title: ClassVar[str] = "elastic weight consolidation"
     reference: ClassVar[str] = "arXiv 1612.00796"
+    differences: ClassVar[str] = (
+        "The Fisher information of the base is taken on the first domain's images with labels "
+        "drawn from its own classifier, since its images are not there. Later domains add "
+        "theirs to one sum around the latest weights, where the paper has a penalty for each. "
+        "The strength is our choice. With own norms the statistics move without a penalty, so "
+        "`norms` is `affine`."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

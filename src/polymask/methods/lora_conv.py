@@ -34,7 +34,12 @@ class LoraConv(Method):
     rank: int = 8
     alpha: float = 8.0
 
+    title: ClassVar[str] = "LoRA for convolutions"
     reference: ClassVar[str] = "arXiv 2106.09685"
+    differences: ClassVar[str] = (
+        "The first LoRA package factors a (C_out k) x (C_in k) matrix; here, as in PEFT, it is "
+        "C_out x (C_in k k): a convolution to r channels, then a 1x1. No dropout."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,7 +43,13 @@ class Lwf(Moving):
     weight: float = 1.0
     old_classes: tuple[int, ...] = ()
 
+    title: ClassVar[str] = "learning without forgetting"
     reference: ClassVar[str] = "arXiv 1606.09282"
+    differences: ClassVar[str] = (
+        "The reimplementation that the tables cite also trains the base's own classifier; here "
+        "it is distilled but does not learn. Heads of earlier domains do, and replace theirs in "
+        "the end. No weight decay acts while only the new head learns."
+    )
     head_share: ClassVar[float] = 0.25
 
     def __post_init__(self) -> None:

@@ -138,6 +138,7 @@ class Method(ABC):
     moves_norms: ClassVar[bool] = False  # its norms are the shared network's, not one domain's
     ordered: ClassVar[bool] = False  # a domain depends on those learned before it
     base_stage: ClassVar[bool] = False  # learns on the base's own images first, if there are any
+    cumulative: ClassVar[bool] = False  # a domain keeps all that the earlier ones have
     joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
     head_share: ClassVar[float] = 0.0  # of the epochs, at first, in which only the head learns
 
@@ -152,11 +153,11 @@ class Method(ABC):
         if not isinstance(self.norm_reestimate, bool):
             raise MethodError(f"norm_reestimate={self.norm_reestimate!r} must be true or false")
 
-    def check_choice(self, option: str, allowed: tuple[str, ...]) -> None:
+    def check_choice(self, option: str, allowed: tuple[object, ...]) -> None:
         """Raise unless the option's value is one of those allowed."""
         value = getattr(self, option)
         if value not in allowed:
-            raise MethodError(f"{option}={value!r} is not one of {', '.join(allowed)}")
+            raise MethodError(f"{option}={value!r} is not one of {', '.join(map(str, allowed))}")
 
     def check_range(self, option: str, low: float, high: float) -> None:
         """Raise unless the option is a number in [low, high]."""
@@ -183,6 +184,10 @@ class Method(ABC):
         tenth of the rates.
         """
         return None
+
+    def for_domains(self, domains: int) -> "Method":
+        """The method for the last of so many domains, the base's own counted."""
+        return self
 
     def for_base(self) -> "Method":
         """The method for the base's own domain, where it is learned first."""

@@ -34,7 +34,13 @@ class PaSvd(ParallelAdapter):
     keep: float = 0.5
     factored: bool = True
 
-    ordered: ClassVar[bool] = False
+    title: ClassVar[str] = "parallel adapters in factors"
+    reference: ClassVar[str] = "arXiv 1803.10082"
+    differences: ClassVar[str] = (
+        "There is no public code, and the rank is not published: half of the output channels is "
+        "our choice, and so is the recipe of the last stage. U is found by one SVD a layer over "
+        "all domains, as the paper describes it."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

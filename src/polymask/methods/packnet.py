@@ -53,7 +53,15 @@ class PackNet(Method):
     prune: float = 0.75
     pruned: bool = False
 
+    title: ClassVar[str] = "PackNet"
     reference: ClassVar[str] = "arXiv 1711.05769"
+    differences: ClassVar[str] = (
+        "On the base's own images only weights and the head are retrained, not biases and "
+        "norms, and without such images the pruned base is left as it is. The last domain is "
+        "not pruned, as in the original; the ratios of its sequences of five domains are not "
+        "published, 0.75 is used for all. The best epoch is chosen on val, in the original on "
+        "test. Optional biases of each domain are not here."
+    )
     moves_base: ClassVar[bool] = True
     ordered: ClassVar[bool] = True
     base_stage: ClassVar[bool] = True
@@ -84,6 +92,10 @@ class PackNet(Method):
     def for_base(self) -> "PackNet":
         """The base's own domain: it trains what is left of the base."""
         return replace(self, place=0, pruned=False)
+
+    def for_domains(self, domains: int) -> "PackNet":
+        """Room for all of them."""
+        return replace(self, capacity=max(self.capacity, domains))
 
     def after(self, earlier: Sequence["Domain"]) -> "PackNet":
         """The next place."""

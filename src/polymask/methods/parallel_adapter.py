@@ -36,7 +36,14 @@ class ParallelAdapter(Method):
     sites: Literal["spatial", "all"] = "spatial"
     start: Literal["he", "zero"] = "he"
 
+    title: ClassVar[str] = "parallel adapters"
     reference: ClassVar[str] = "arXiv 1803.10082"
+    differences: ClassVar[str] = (
+        "The released code also has dropout on what an adapter reads, which no change of the "
+        "weights can express, and a flag that adapts only the first or second convolution of a "
+        "block; patterns over sites (`include`, `exclude`) do that here. The two forms agree "
+        "where the padding is half the kernel."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
