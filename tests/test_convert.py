@@ -19,7 +19,6 @@ from polymask.methods.bitdelta import nearest
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
 from polymask.train import Listener
-from polymask.warm_start import started_at
 
 NAMES = ("ash", "birch", "cedar")
 RECIPE = Recipe(name="small", epochs=4, rate=1e-3, head_rate=1e-3, crop_scale=(0.8, 1.0))
@@ -257,22 +256,6 @@ def test_a_saved_pack_gives_the_same_outputs_and_merges_to_the_networks_names(
     assert merged.state_dict().keys() == tuned_net.state_dict().keys()
     assert loaded.classes == list(NAMES)
     assert loaded.metrics == refined.domain.metrics
-
-
-def test_masks_start_where_the_one_bit_domain_stands_to_the_bit(base, state, refined):
-    tuned = Finetuned.read(base, state)
-    domain = started_at(base, refined.domain, tuned, RECIPE).eval()
-    ours, theirs = domain.weights(base), refined.domain.weights(base)
-    changed_biases = {site.bias for site in base.sites.values() if site.has_bias}
-    assert theirs.keys() - ours.keys() == changed_biases
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]) or name.endswith("num_batches_tracked"), name
-    for name, transform in domain.named_transforms():
-        size = tuned.delta(base, name).abs()
-        steps = transform.scores.detach().abs() / RECIPE.rate  # of Adam, to the threshold
-        assert steps.min() >= 1 - 1e-6
-        assert steps[size >= size.mean()].min() >= 40 - 1e-3
-    assert all(p.requires_grad for p in domain.parameters())
 
 
 def test_masks_that_learn_on_are_no_worse(base, state, data, loaders, refined):

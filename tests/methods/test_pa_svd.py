@@ -22,7 +22,7 @@ def adapters(domains):
 def learned(base, count=3):
     """Domains with full adapters, as they are before the factors are found."""
     torch.manual_seed(0)
-    method = pm.create_method("pa-svd").after([])
+    method = pm.create_method("pa-svd", start="he").after([])
     return method, [pm.new_domain(base, method, ["a", "b"]).frozen() for _ in range(count)]
 
 

@@ -144,21 +144,24 @@ class Methods(Verb):
         return rows
 
     def present(self, result: list[dict[str, Any]], console: "Console") -> None:
-        rows = [
-            [
-                row["name"],
-                f"{row['bits_per_weight']:.2f}",
-                row["norms"],
-                "yes" if row["mergeable"] else "no",
-                "yes" if row["moves_base"] else "no",
-                "joint" if row["joint"] else "yes" if row["ordered"] else "no",
-                row["reference"],
-            ]
-            for row in result
-        ]
-        flags = ("mergeable", "moves base", "order")
-        console.print(table("method", "bits/weight*", "norms", *flags, "reference", rows=rows))
+        rows = []
+        for row in result:
+            first, *_ = row["reference"].removeprefix("arXiv ").split(", ")
+            bits = f"{row['bits_per_weight']:.2f}"
+            rows.append([row["name"], bits, row["norms"], _remarks(row), first])
+        console.print(table("method", "bits/weight*", "norms", "", "paper", rows=rows))
         console.print("* what one more domain takes on ResNet-50, without its head", style="dim")
+
+
+def _remarks(row: dict[str, Any]) -> str:
+    """What is not so with most methods."""
+    found = {
+        "learned jointly": row["joint"],
+        "order matters": row["ordered"],
+        "moves the base": row["moves_base"],
+        "not mergeable": not row["mergeable"],
+    }
+    return ", ".join(remark for remark, holds in found.items() if holds)
 
 
 def summary(info: "PackInfo") -> dict[str, Any]:

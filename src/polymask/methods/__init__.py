@@ -37,21 +37,21 @@ __all__ = [
 
 for _name, _prototype in (
     affine.PRESETS
-    | ba2.PRESETS
     | baselines.PRESETS
     | bitdelta.PRESETS
-    | dan.PRESETS
-    | ewc.PRESETS
-    | lora_conv.PRESETS
-    | lwf.PRESETS
-    | mtan.PRESETS
-    | parallel_adapter.PRESETS
-    | pa_svd.PRESETS
     | packnet.PRESETS
+    | ba2.PRESETS
     | series_adapter.PRESETS
     | series_adapter_joint.PRESETS
+    | parallel_adapter.PRESETS
+    | pa_svd.PRESETS
     | covnorm.PRESETS
+    | dan.PRESETS
+    | lora_conv.PRESETS
     | spottune.PRESETS
+    | mtan.PRESETS
     | progressive.PRESETS
+    | lwf.PRESETS
+    | ewc.PRESETS
 ).items():
     register(_name, _prototype)

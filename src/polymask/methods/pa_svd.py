@@ -10,7 +10,7 @@ learn on. So it takes all domains (`fit_all`); a domain that is made alone has a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 class PaSvd(ParallelAdapter):
     """W~ = W + U V_t at the centre tap; r is the share `keep` of C_out.
 
-    `factored` is False for domains that have yet to learn their full adapters.
+    `factored` is False for domains that have yet to learn their full adapters. These start at
+    zero: what is left of a random start after short training is noise of full rank, and half of
+    the rank would cut it off.
     """
 
+    start: Literal["he", "zero"] = "zero"
     keep: float = 0.5
     factored: bool = True
 
