@@ -133,11 +133,11 @@ def test_what_a_domain_cannot_hold_is_named_with_its_largest_change():
     class Tokened(nn.Module):
         def __init__(self):
             super().__init__()
-            self.token = nn.Parameter(torch.zeros(1, 8))
+            self.token, self.scale = nn.Parameter(torch.zeros(1, 8)), nn.Parameter(torch.ones(8))
             self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
 
         def forward(self, x):
-            return self.fc(self.conv(x).mean((2, 3)) + self.token)
+            return self.fc(self.conv(x).mean((2, 3)) * self.scale + self.token)
 
     torch.manual_seed(0)
     net = Tokened()
