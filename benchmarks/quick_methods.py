@@ -20,13 +20,13 @@ from polymask.data import load_data
 from polymask.learn import learn, make_loaders
 from polymask.recipes import get_recipe
 
-# What a method may choose: its norms, and fine-tuning its rate. What Piggyback and classifier-only
-# do to norms is part of what they are.
+# What a method may choose: its norms, and those that `quick` was not found with their rate. What
+# Piggyback and classifier-only do to norms is part of what they are.
 CHOICES: dict[str, list[tuple[str, dict]]] = {
     "affine-full": [("affine", {}), ("shared", {})],
     "finetune": [("affine", {}), ("shared", {}), ("affine", {"weight_rate": 3e-4})],
-    "piggyback": [("shared", {})],
-    "piggyback-bn": [("own", {}), ("affine", {})],
+    "piggyback": [("shared", {}), ("shared", {"rate": 1e-4})],
+    "piggyback-bn": [("own", {}), ("affine", {}), ("affine", {"rate": 1e-4})],
     "classifier-only": [("shared", {})],
 }
 SEEDS = (0, 1, 2)
@@ -85,15 +85,18 @@ def best(rows: dict, method: str) -> int:
 
 def print_table(rows: dict) -> None:
     """One line for every method: test accuracy over the seeds of its best choice."""
-    print("| method | norms | test accuracy, mean ± s.d. | seeds |")
-    print("|---|---|---|---|")
+    print("| method | norms | changed in `quick` | test accuracy, mean ± s.d. | seeds |")
+    print("|---|---|---|---|---|")
     for method in CHOICES:
         choice = best(rows, method)
         mine = [r for r in rows.values() if (r["method"], r["choice"]) == (method, choice)]
         scores = [row["test_accuracy"] for row in mine]
         spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-        norms = CHOICES[method][choice][0]
-        print(f"| {method} | {norms} | {statistics.mean(scores):.2f}{spread} | {len(scores)} |")
+        norms, changes = CHOICES[method][choice]
+        changed = ", ".join(f"{name} {value:g}" for name, value in changes.items()) or "nothing"
+        print(
+            f"| {method} | {norms} | {changed} | {statistics.mean(scores):.2f}{spread} | {len(scores)} |"
+        )
 
 
 def read(path: Path) -> dict:

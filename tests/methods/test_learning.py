@@ -35,6 +35,8 @@ RATES = {"piggyback": 3e-4, "piggyback-star": 3e-4}
 # Methods that cannot beat a head alone here, and why.
 CANNOT = {
     "classifier-only": "it is the head alone",
+    "ba2-50": "half the channels of layers of 4 to 12 are too few for both problems",
+    "ba2-25": "as above, with a quarter",
     "ewc": "it holds on to what the base knew, and at its strength learns little else in 8 epochs",
 }
 
