@@ -94,9 +94,8 @@ def print_table(rows: dict) -> None:
         spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
         norms, changes = CHOICES[method][choice]
         changed = ", ".join(f"{name} {value:g}" for name, value in changes.items()) or "nothing"
-        print(
-            f"| {method} | {norms} | {changed} | {statistics.mean(scores):.2f}{spread} | {len(scores)} |"
-        )
+        score = f"{statistics.mean(scores):.2f}{spread}"
+        print(f"| {method} | {norms} | {changed} | {score} | {len(scores)} |")
 
 
 def read(path: Path) -> dict:
