@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 import polymask as pm
 from polymask._torchvision import import_torchvision
-from polymask.learn import Loaders, make_loaders
+from polymask.learning import Loaders, make_loaders
 from polymask.recipes import get_recipe
 
 torchvision = import_torchvision()

@@ -17,7 +17,7 @@ import torch
 
 import polymask as pm
 from polymask.data import load_data
-from polymask.learn import learn, make_loaders
+from polymask.learning import learn, make_loaders
 from polymask.recipes import get_recipe
 
 # What a method may choose: its norms, and those that `quick` was not found with their rate. What

@@ -16,7 +16,7 @@ import torch
 
 import polymask as pm
 from polymask.data import load_data
-from polymask.learn import learn, make_loaders
+from polymask.learning import learn, make_loaders
 from polymask.recipes import get_recipe
 
 START = {

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import polymask as pm
 from nets import SPEC, TinyNet
-from polymask.fit_all import Lesson
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson
 
 RECIPE = Recipe(
     epochs=8,

@@ -26,6 +26,12 @@ def test_the_names_for_type_checkers_are_those_at_run_time():
     assert declared == {(module, name) for name, module in pm._MODULE_OF.items()}
 
 
+def test_no_module_has_a_public_name():
+    # Importing polymask.x puts the module x in the package, in place of a function of that name.
+    modules = {path.stem for path in Path(pm.__file__).parent.iterdir()}
+    assert not modules & set(pm.__all__)
+
+
 def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, polymask; print({'torch', 'numpy', 'timm'} & sys.modules.keys() or 'light')"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nets import batch, tiny_base, tiny_net
-from polymask.convert import one_bit_domain
+from polymask.conversion import one_bit_domain
 from polymask.finetuned import Finetuned
-from polymask.learn import Loaders
+from polymask.learning import Loaders
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
 from polymask.warm_start import STEPS_TO_FLIP, started_at, train_on

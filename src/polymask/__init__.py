@@ -11,7 +11,7 @@ from polymask._version import __version__
 if TYPE_CHECKING:
     from polymask.accounting import Account, account
     from polymask.base import Base, load_base
-    from polymask.convert import convert
+    from polymask.conversion import convert
     from polymask.data import DomainData, load_data
     from polymask.domain import Domain, new_domain
     from polymask.errors import (
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
         PolymaskError,
         TrainingError,
     )
-    from polymask.fit_all import Fitted, Lesson, fit_all
     from polymask.input import InputSpec
-    from polymask.learn import learn
+    from polymask.learning import learn
     from polymask.loading import load_domain
     from polymask.methods import Method, Transform, create_method, list_methods, register
     from polymask.model import DomainModel, MultiDomainModel
     from polymask.pack import inspect
     from polymask.predict import evaluate
     from polymask.recipes import Recipe, get_recipe
+    from polymask.sequence import Fitted, Lesson, fit_all
     from polymask.survey import Site
     from polymask.train import fit
 
 _HOME = {
     "accounting": ("Account", "account"),
     "base": ("Base", "load_base"),
-    "convert": ("convert",),
+    "conversion": ("convert",),
     "data": ("DomainData", "load_data"),
     "domain": ("Domain", "new_domain"),
     "errors": (
@@ -56,9 +56,9 @@ _HOME = {
         "PolymaskError",
         "TrainingError",
     ),
-    "fit_all": ("Fitted", "Lesson", "fit_all"),
+    "sequence": ("Fitted", "Lesson", "fit_all"),
     "input": ("InputSpec",),
-    "learn": ("learn",),
+    "learning": ("learn",),
     "loading": ("load_domain",),
     "methods": ("Method", "Transform", "create_method", "list_methods", "register"),
     "model": ("DomainModel", "MultiDomainModel"),

@@ -18,7 +18,7 @@ from polymask.accounting import bits_per_weight, component_bits
 from polymask.base import Base, fingerprint, load_base
 from polymask.data import DomainData, load_data
 from polymask.domain import Domain
-from polymask.learn import Learned, Loaders, learn, make_loaders
+from polymask.learning import Learned, Loaders, learn, make_loaders
 from polymask.model import MultiDomainModel
 from polymask.pack import write_atomically
 from polymask.predict import logits

@@ -16,7 +16,7 @@ import torch
 from polymask.base import Base
 from polymask.domain import Domain
 from polymask.finetuned import Finetuned
-from polymask.learn import Loaders
+from polymask.learning import Loaders
 from polymask.methods import create_method
 from polymask.methods.affine import AffineTransform
 from polymask.methods.bitdelta import BitDeltaTransform

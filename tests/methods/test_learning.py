@@ -15,8 +15,8 @@ import torch.nn.functional as F
 import polymask as pm
 from nets import SPEC, BlockNet
 from polymask.data import load_data
-from polymask.fit_all import Fitted, Lesson, fit_all
 from polymask.recipes import Recipe
+from polymask.sequence import Fitted, Lesson, fit_all
 
 RECIPE = Recipe(
     epochs=8,

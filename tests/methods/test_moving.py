@@ -11,9 +11,9 @@ from torch import nn
 import polymask as pm
 from nets import SPEC, batch, logits, tiny_base
 from polymask.errors import InterruptedTraining, MethodError
-from polymask.fit_all import Lesson, fit_all
 from polymask.methods.moving import Luggage, Snapshot, own_classifier
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson, fit_all
 from polymask.surgery import copy_with
 from polymask.train import Listener, fit
 from sequences import RECIPE, Patterns, learned_base, lesson, moved_at_random, new, sequence
@@ -139,7 +139,7 @@ def test_no_domain_settles_to_no_domain(base, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_domains_of_one_method_and_norm_policy_follow_each_other(base, method):
-    made = pm.create_method(method)
+    made = pm.create_method(method, norms="own")
     for other in (
         pm.create_method("finetune"),
         pm.create_method(method, norms="affine"),
@@ -249,16 +249,17 @@ def test_a_base_without_a_classifier_is_simply_fine_tuned_at_first(method):
     net = tiny_base().net  # its classifier is taken out
     base = pm.load_base(net, input=SPEC, classifier=None)
     assert own_classifier(base) is None
-    domain, plain = new(base, pm.create_method(method)), new(base, pm.create_method("finetune"))
+    made = pm.create_method(method)
+    domain, plain = new(base, made), new(base, pm.create_method("finetune", norms=made.norms))
     images = Patterns(0, 2, classes=3)
-    objective = pm.create_method(method).objective(base, domain, images.images)
+    objective = made.objective(base, domain, images.images)
     moved_at_random(domain)
     if objective is not None:
         assert objective(*[torch.zeros(1)] * 2) == 0
     if method == "lwf":
         assert objective is None
         return  # its first quarter is the head's alone
-    domain = new(base, pm.create_method(method))
+    domain = new(base, made)
     for each in (domain, plain):
         fit(base, each, images, None, SHORT)
     assert torch.equal(logits(base, domain), logits(base, plain))

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 import polymask as pm
 from nets import SPEC, batch, block_base, block_net, logits, train
 from polymask.accounting import account, component_bits
-from polymask.fit_all import Lesson, fit_all
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson, fit_all
 from polymask.surgery import put_tensors
 from test_train import Fixed
 

@@ -6,8 +6,8 @@ import torch
 import polymask as pm
 from nets import block_base
 from polymask.errors import MethodError
-from polymask.fit_all import Lesson, fit_all
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson, fit_all
 from test_train import Fixed
 
 RECIPE = Recipe(epochs=2, rate=1e-3, head_rate=1e-2, drops=(), batch_size=8)

@@ -14,9 +14,9 @@ import polymask as pm
 from nets import batch, logits, tiny_base, trained
 from polymask.bits import Bits
 from polymask.errors import InterruptedTraining
-from polymask.fit_all import Lesson, fit_all
 from polymask.methods.packnet import BASE, FREE, PackNet, smallest
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson, fit_all
 from polymask.survey import Site
 from polymask.train import Listener, fit
 

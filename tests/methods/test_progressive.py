@@ -12,9 +12,9 @@ import polymask as pm
 from nets import SPEC, BasicBlock, batch, block_base, block_net, logits, train
 from polymask.accounting import account, component_bits
 from polymask.domain import Domain
-from polymask.fit_all import Lesson, fit_all
 from polymask.methods.progressive import Progressive
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson, fit_all
 from polymask.surgery import put_tensors
 from test_train import Fixed
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 import polymask as pm
 from nets import batch, tiny_base
-from polymask.fit_all import Lesson, fit_all
 from polymask.methods.series_adapter_joint import MovedAdapter, MovedWeight
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson, fit_all
 from polymask.surgery import copy_with
 from polymask.train import fit
 from test_train import VAL, Fixed

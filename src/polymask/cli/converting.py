@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from polymask.base import Base
-    from polymask.convert import Converted
+    from polymask.conversion import Converted
     from polymask.data import DomainData
     from polymask.finetuned import Finetuned
-    from polymask.learn import Loaders
+    from polymask.learning import Loaders
 
 _DECIDED = ("name", "side", "resized", "norms")  # by the checkpoint, not by a recipe
 # The other fields of a recipe as options that are not set.
@@ -116,7 +116,7 @@ class Convert(BaseVerb):
         recipe: Recipe,
     ) -> "Converted":
         from polymask.cli.progress import LiveProgress
-        from polymask.convert import convert, name_outputs, recipe_at
+        from polymask.conversion import convert, name_outputs, recipe_at
         from polymask.pack import remove_leftovers
 
         recipe = recipe_at(base, recipe, self.side)
@@ -153,7 +153,7 @@ class Convert(BaseVerb):
         from rich.progress import Progress
 
         from polymask.cli.progress import error_console
-        from polymask.learn import make_loaders
+        from polymask.learning import make_loaders
 
         with Progress(console=error_console(), transient=True) as bar:
             task = bar.add_task("  reading images", total=None)

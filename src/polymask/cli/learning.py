@@ -13,7 +13,7 @@ from polymask.recipes import Recipe, get_recipe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from polymask.learn import Loaders
+    from polymask.learning import Loaders
     from polymask.train import Listener
 
 # Every field of a recipe as an option that is not set.
@@ -87,7 +87,7 @@ class Learn(BaseVerb):
 
     def _train(self, recipe: Recipe, pack: Path, work: Path, checkpoint: Path) -> None:
         from polymask.data import load_data
-        from polymask.learn import learn
+        from polymask.learning import learn
         from polymask.pack import remove_leftovers
 
         data = load_data(self.data, seed=self.seed, limit=self.limit)
@@ -126,7 +126,7 @@ class Learn(BaseVerb):
         from rich.progress import Progress
 
         from polymask.cli.progress import error_console
-        from polymask.learn import make_loaders
+        from polymask.learning import make_loaders
 
         with Progress(console=error_console(), transient=True) as bar:
             task = bar.add_task("  reading images", total=None)

@@ -8,7 +8,7 @@ network W' that somebody fine-tuned from W, with Δ = W' - W of n weights, the n
     M = 1[Δ > 0],        α = <Δ, 2M - 1> / n = mean |Δ|,
 
 since ‖Δ - α(2M - 1)‖² = ‖Δ‖² - 2α <Δ, 2M - 1> + α² n. This is the affine transform with k0 = 1,
-k1 = -α, k2 = 2α, k3 = 0. `polymask.convert` reads it off a checkpoint. A fresh domain learns it
+k1 = -α, k2 = 2α, k3 = 0. `polymask.conversion` reads it off a checkpoint. A fresh domain learns it
 instead: α starts at 0, so that W~ = W, and the mask learns by scores, as affine masks do.
 """
 

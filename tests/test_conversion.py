@@ -11,10 +11,10 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net
-from polymask.convert import convert, name_outputs, one_bit_domain, recipe_at
+from polymask.conversion import convert, name_outputs, one_bit_domain, recipe_at
 from polymask.data import ArraySplit, DomainData
 from polymask.finetuned import ConvertError, Finetuned
-from polymask.learn import make_loaders
+from polymask.learning import make_loaders
 from polymask.methods.bitdelta import nearest
 from polymask.predict import evaluate
 from polymask.recipes import Recipe

@@ -10,8 +10,8 @@ import torch
 import polymask as pm
 from nets import block_base, logits, tiny_base
 from polymask.errors import InterruptedTraining, TrainingError
-from polymask.fit_all import Lesson, fit_all
 from polymask.recipes import Recipe
+from polymask.sequence import Lesson, fit_all
 from polymask.train import Listener, fit
 from test_train import Fixed
 

@@ -24,7 +24,7 @@ from polymask.distance import OutputDistance, WeightDistance, output_distance, w
 from polymask.distil import refine_scales
 from polymask.domain import Domain, check_classes, skeleton
 from polymask.finetuned import ConvertError, Finetuned
-from polymask.learn import Loaders, make_loaders
+from polymask.learning import Loaders, make_loaders
 from polymask.methods import Stored, create_method
 from polymask.methods.bitdelta import nearest
 from polymask.predict import Batches
