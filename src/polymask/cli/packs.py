@@ -151,7 +151,7 @@ class Methods(Verb):
             rows.append([row["name"], bits, row["norms"], _remarks(row), first])
         console.print(table("method", "bits/weight*", "norms", "", "paper", rows=rows))
         console.print(
-            "* what each of five domains adds to ResNet-50, without its head", style="dim"
+            "* what each of five domains adds to ResNet-50, heads aside", style="dim"
         )
 
 
