@@ -150,9 +150,7 @@ class Methods(Verb):
             bits = f"{row['bits_per_weight']:.2f}"
             rows.append([row["name"], bits, row["norms"], _remarks(row), first])
         console.print(table("method", "bits/weight*", "norms", "", "paper", rows=rows))
-        console.print(
-            "* what each of five domains adds to ResNet-50, heads aside", style="dim"
-        )
+        console.print("* what each of five domains adds to ResNet-50, heads aside", style="dim")
 
 
 def _remarks(row: dict[str, Any]) -> str:
