@@ -49,24 +49,42 @@ def logits(net: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     return found.view(*images.shape[:2], -1).mean(1) if images.ndim == 5 else found
 
 
+class Classifier:
+    """A domain ready for image files: its network, and how they are fed to it.
+
+    Where the domain can be merged, any number of threads may call it.
+    """
+
+    def __init__(self, base: Base, domain: Domain) -> None:
+        from polymask.data.cache import short_side
+        from polymask.data.shrink import Shrink
+        from polymask.data.transforms import CentreCrop, Transform, Whole
+
+        spec, self.device = domain.input, base.device
+        self.net = network(base, domain)
+        short = spec.side if spec.squash else short_side(spec)
+        self.shrink = Shrink(short, spec.squash, spec.interpolation)
+        crop = Whole if spec.squash else partial(CentreCrop, short=short)
+        self.transform = Transform(crop(spec.side, spec.interpolation), spec)
+
+    def __call__(self, files: Sequence[Path | bytes]) -> Tensor:
+        """The probabilities (N, classes) of N image files, given by path or as their bytes."""
+        from polymask.data.decode import decode
+
+        draw = np.random.default_rng(0)  # a centre crop draws nothing
+        crops = []
+        for file in files:
+            name = "the image" if isinstance(file, bytes) else str(file)
+            pixels = torch.from_numpy(self.shrink(decode(file, name, self.shrink.side)))
+            crops.append(self.transform.crop(pixels.permute(2, 0, 1), draw))
+        images = self.transform.batch(crops).to(self.device)
+        return logits(self.net, images).softmax(1).cpu()
+
+
 def predict_files(
     base: Base, domain: Domain, files: Sequence[Path], *, batch_size: int = 32
 ) -> Iterator[Tensor]:
     """The probabilities (classes,) of each image file, in order."""
-    from polymask.data.cache import short_side
-    from polymask.data.decode import decode
-    from polymask.data.shrink import Shrink
-    from polymask.data.transforms import CentreCrop, Transform, Whole
-
-    spec, net = domain.input, network(base, domain)
-    short = spec.side if spec.squash else short_side(spec)
-    shrink = Shrink(short, spec.squash, spec.interpolation)
-    crop = Whole if spec.squash else partial(CentreCrop, short=short)
-    transform = Transform(crop(spec.side, spec.interpolation), spec)
-    draw = np.random.default_rng(0)  # a centre crop draws nothing
+    classify = Classifier(base, domain)
     for start in range(0, len(files), batch_size):
-        crops = []
-        for file in files[start : start + batch_size]:
-            pixels = torch.from_numpy(shrink(decode(file, str(file), shrink.side)))
-            crops.append(transform.crop(pixels.permute(2, 0, 1), draw))
-        yield from logits(net, transform.batch(crops).to(base.device)).softmax(1).cpu()
+        yield from classify(files[start : start + batch_size])
