@@ -115,6 +115,10 @@ class Interrupt(Listener):
         ("packnet", 15),
         ("series-adapter-joint", 9),
         ("mtan", 5),
+        ("spottune", 5),
+        ("progressive", 14),
+        ("lwf", 14),
+        ("ba2-50", 5),
         ("ewc", 14),
     ],
 )
