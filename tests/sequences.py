@@ -1,5 +1,7 @@
 """A small network that has learned something, and domains for it to learn one after another."""
 
+import os
+import signal
 from functools import cache
 
 import torch
@@ -10,6 +12,7 @@ import polymask as pm
 from nets import SPEC, TinyNet
 from polymask.recipes import Recipe
 from polymask.sequence import Lesson
+from polymask.train import Listener
 
 RECIPE = Recipe(
     epochs=8,
@@ -109,3 +112,15 @@ def change(base: pm.Base, before: pm.Domain, after: pm.Domain, images: Tensor) -
     """The KL divergence between what two domains say of images."""
     p, q = (F.log_softmax(domain(base, images), 1) for domain in (before, after))
     return F.kl_div(q, p, reduction="batchmean", log_target=True).item()
+
+
+class Interrupt(Listener):
+    """Asks to stop after some steps."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def step(self, epoch, step, loss, images, density):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)

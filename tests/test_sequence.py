@@ -1,8 +1,6 @@
 """Several domains by one call: in turn, together, cut and resumed, and what is forgotten."""
 
 import dataclasses
-import os
-import signal
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from polymask.errors import InterruptedTraining, TrainingError
 from polymask.recipes import Recipe
 from polymask.sequence import Lesson, fit_all
 from polymask.train import Listener, fit
+from sequences import Interrupt
 from test_train import Fixed
 
 RECIPE = Recipe(epochs=2, rate=1e-3, head_rate=1e-2, drops=(), batch_size=8)
@@ -91,18 +90,6 @@ def test_what_was_learned_otherwise_is_not_taken_for_done(tmp_path):
     fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path)
     with pytest.raises(TrainingError, match="another method, recipe, seed"):
         fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path, resume=True, seed=1)
-
-
-class Interrupt(Listener):
-    """Asks to stop after some steps."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def step(self, epoch, step, loss, images, density):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

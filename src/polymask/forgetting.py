@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from polymask.base import Base
-from polymask.predict import Batches
+from polymask.errors import MethodError
+from polymask.predict import Batches, accuracy
 from polymask.surgery import copy_with, put_module
 
 _BATCHES = 4  # of each domain, for the agreement
@@ -35,7 +36,7 @@ def measure_base(
 ) -> BaseAfter:
     """Compare the base with what it was, by its weights and by its classifier."""
     if not moved:
-        raise ValueError("the method says that it moves the base, but gives no moved tensors")
+        raise MethodError("the method moves the base, but its `moved` gives no tensors")
     before = torch.stack([base.tensor(name).double().norm() for name in moved]).norm()
     gap = torch.stack(
         [(moved[name].double() - base.tensor(name).double()).norm() for name in moved]
@@ -50,7 +51,7 @@ def measure_base(
             batch = batch.to(base.device)
             same += int((then(batch).argmax(1) == now(batch).argmax(1)).sum())
             total += len(batch)
-    accuracies = [None if own is None else _accuracy(net, own, base) for net in (then, now)]
+    accuracies = [None if own is None else accuracy(net, own, base) for net in (then, now)]
     return BaseAfter(change, 100 * same / total, *accuracies)
 
 
@@ -61,11 +62,3 @@ def _classifier(base: Base, moved: Mapping[str, Tensor]) -> nn.Module:
     assert base.classifier is not None
     put_module(net, base.classifier, base.head)
     return net.eval()
-
-
-def _accuracy(net: nn.Module, batches: Batches, base: Base) -> float:
-    right = total = 0
-    for images, labels in batches.batches():
-        right += int((net(images.to(base.device)).argmax(1).cpu() == labels).sum())
-        total += len(labels)
-    return 100 * right / total

@@ -25,7 +25,11 @@ class Batches(Protocol):
 
 def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
     """Accuracy in percent."""
-    net = network(base, domain)
+    return accuracy(network(base, domain), batches, base)
+
+
+def accuracy(net: Callable[[Tensor], Tensor], batches: Batches, base: Base) -> float:
+    """Accuracy of a network in percent, where the base is."""
     right = total = 0
     for images, labels in batches.batches():
         guesses = logits(net, images.to(base.device)).argmax(1).cpu()

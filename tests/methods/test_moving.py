@@ -1,8 +1,5 @@
 """LwF and EWC alike: a domain goes on where the last one ended, and that is all domains' then."""
 
-import os
-import signal
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +12,17 @@ from polymask.methods.moving import Luggage, Snapshot, own_classifier
 from polymask.recipes import Recipe
 from polymask.sequence import Lesson, fit_all
 from polymask.surgery import copy_with
-from polymask.train import Listener, fit
-from sequences import RECIPE, Patterns, learned_base, lesson, moved_at_random, new, sequence
+from polymask.train import fit
+from sequences import (
+    RECIPE,
+    Interrupt,
+    Patterns,
+    learned_base,
+    lesson,
+    moved_at_random,
+    new,
+    sequence,
+)
 
 METHODS = ["lwf", "ewc"]
 POLICIES = ["own", "affine", "shared", "stats"]
@@ -170,18 +176,6 @@ def test_a_sequence_is_learned_and_ends_as_one_network(method, norms):
     assert fitted.base.accuracy_before > 90
     assert fitted.base.change > 0
     base.verify()
-
-
-class Interrupt(Listener):
-    """Asks to stop after some steps."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def step(self, epoch, step, loss, images, density):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 11])  # 8 for each domain

@@ -1,11 +1,12 @@
 """The verb that turns what was fine-tuned elsewhere into a pack: convert."""
 
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from polymask.cli.overrides import recipe_overrides
 from polymask.cli.verb import BaseVerb, table
 from polymask.errors import DomainError, PolymaskError
 from polymask.recipes import Recipe, get_recipe
@@ -20,13 +21,7 @@ if TYPE_CHECKING:
     from polymask.learning import Loaders
 
 _DECIDED = ("name", "side", "resized", "norms")  # by the checkpoint, not by a recipe
-# The other fields of a recipe as options that are not set.
-TrainingOverrides: Any = make_dataclass(
-    "TrainingOverrides",
-    [(f.name, Optional[f.type], None) for f in fields(Recipe) if f.name not in _DECIDED],  # noqa: UP045
-    kw_only=True,
-)
-TrainingOverrides.__doc__ = "Fields of the recipe to change; each is as the recipe has it."
+TrainingOverrides: Any = recipe_overrides("TrainingOverrides", without=_DECIDED)
 
 
 @dataclass(kw_only=True)
@@ -54,7 +49,7 @@ class Convert(BaseVerb):
     train_masks: bool = False
     """Learn on as affine-full from here, by the labels and the recipe."""
     recipe: str = "quick"
-    """For the images and --train-masks: quick, imagenet-to-sketch, decathlon, or a .toml file."""
+    """For the images and --train-masks: a recipe's name or a .toml file, as for `learn`."""
     out: Path = Path("library")
     """The library's folder."""
     seed: int = 0

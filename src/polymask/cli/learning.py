@@ -1,11 +1,12 @@
 """Verbs that train: learn, demo."""
 
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from polymask.cli.overrides import recipe_overrides
 from polymask.cli.verb import BaseVerb, Verb, table
 from polymask.errors import DomainError, PolymaskError
 from polymask.recipes import Recipe, get_recipe
@@ -16,13 +17,7 @@ if TYPE_CHECKING:
     from polymask.learning import Loaders
     from polymask.train import Listener
 
-# Every field of a recipe as an option that is not set.
-Overrides: Any = make_dataclass(
-    "Overrides",
-    [(f.name, Optional[f.type], None) for f in fields(Recipe) if f.name != "name"],  # noqa: UP045
-    kw_only=True,
-)
-Overrides.__doc__ = "Fields of the recipe to change; each is as the recipe has it unless given."
+Overrides: Any = recipe_overrides("Overrides", without=("name",))
 
 
 @dataclass(kw_only=True)
@@ -39,7 +34,7 @@ class Learn(BaseVerb):
     method: str = "affine-full"
     """See `polymask methods`."""
     recipe: str = "quick"
-    """quick, imagenet-to-sketch, decathlon, or a .toml file."""
+    """quick, imagenet-to-sketch, decathlon, residual-adapters, or a .toml file."""
     out: Path = Path("library")
     """The library's folder."""
     seed: int = 0

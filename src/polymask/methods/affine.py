@@ -64,12 +64,7 @@ class Affine(Method):
         super().__post_init__()
         self.check_choice("per", ("layer", "channel"))
         self.check_choice("surrogate", SURROGATES)
-        is_range = isinstance(self.scores, list | tuple) and len(self.scores) == 2
-        if not is_range or not all(isinstance(end, int | float) for end in self.scores):
-            raise MethodError(f"scores={self.scores!r} must be a range (low, high)")
-        object.__setattr__(self, "scores", tuple(map(float, self.scores)))
-        if not self.scores[0] <= self.scores[1]:
-            raise MethodError(f"scores={self.scores} must be a range (low, high)")
+        self.check_interval("scores")
         if not isinstance(self.threshold, int | float):
             raise MethodError(f"threshold={self.threshold!r} must be a number")
         for name in NAMES:

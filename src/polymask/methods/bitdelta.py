@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from polymask.binarize import binarize, threshold
 from polymask.bits import Bits
-from polymask.errors import MethodError
 from polymask.methods.method import Method, Stored, Transform
 from polymask.survey import Site
 
@@ -43,12 +42,7 @@ class BitDelta(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_range = isinstance(self.scores, list | tuple) and len(self.scores) == 2
-        if not is_range or not all(isinstance(end, int | float) for end in self.scores):
-            raise MethodError(f"scores={self.scores!r} must be a range (low, high)")
-        object.__setattr__(self, "scores", tuple(map(float, self.scores)))
-        if not self.scores[0] <= self.scores[1]:
-            raise MethodError(f"scores={self.scores} must be a range (low, high)")
+        self.check_interval("scores")
 
     def transform(self, site: Site) -> "BitDeltaTransform":
         """Scores for every weight of the site, its α, and d where the base has a bias."""

@@ -92,7 +92,8 @@ class Transform(Part, ABC):
 class Route(Part, ABC):
     """How images go through the base, where their activations decide.
 
-    A domain with a route cannot be merged into one network of the base's shape.
+    Where they do decide, a domain cannot be merged, and its method says so (`mergeable`). A route
+    may also just carry tensors that are stored with the domain.
     """
 
     def component(self, name: str) -> str:
@@ -164,6 +165,16 @@ class Method(ABC):
         value = getattr(self, option)
         if not isinstance(value, int | float) or not low <= value <= high:
             raise MethodError(f"{option}={value!r} must be a number from {low:g} to {high:g}")
+
+    def check_interval(self, option: str) -> None:
+        """Raise unless the option is two numbers, low and high; keep it as a tuple of floats."""
+        value = getattr(self, option)
+        is_pair = isinstance(value, list | tuple) and len(value) == 2
+        if not is_pair or not all(isinstance(end, int | float) for end in value):
+            raise MethodError(f"{option}={value!r} must be a range (low, high)")
+        object.__setattr__(self, option, tuple(map(float, value)))
+        if not value[0] <= value[1]:
+            raise MethodError(f"{option}={value!r} must be a range (low, high)")
 
     @abstractmethod
     def transform(self, site: Site) -> Transform | None:

@@ -1,0 +1,19 @@
+"""The fields of a recipe as options of a command."""
+
+from collections.abc import Collection
+from dataclasses import fields, make_dataclass
+from typing import Any, Optional
+
+from polymask.recipes import Recipe
+
+
+def recipe_overrides(name: str, *, without: Collection[str]) -> Any:
+    """A dataclass of a recipe's fields but some, each None unless it is given."""
+    kept = [f for f in fields(Recipe) if f.name not in without]
+    options: Any = make_dataclass(
+        name,
+        [(f.name, Optional[f.type], None) for f in kept],  # noqa: UP045
+        kw_only=True,
+    )
+    options.__doc__ = "Fields of the recipe to change; each is as the recipe has it unless given."
+    return options
