@@ -8,6 +8,7 @@ from torch import nn
 import polymask as pm
 from nets import SPEC, TinyNet, batch, tiny_base, tiny_net
 from polymask.base import fingerprint
+from polymask.zoo import build
 
 SITES = ["stem", "depthwise", "grouped", "plain", "hidden"]
 
@@ -215,6 +216,17 @@ def test_weights_come_from_a_file(tmp_path, suffix):
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
     base = pm.load_base("decathlon-wrn28", weights=path)
     assert torch.equal(base.tensor("conv1.weight"), state["conv1.weight"])
+
+
+def test_weights_may_have_a_classifier_of_any_length(tmp_path):
+    net, _ = build("resnet18-64", pretrained=False, classes=7)
+    assert net.conv1.stride == (1, 1)
+    path = tmp_path / "seven.safetensors"
+    save_file(net.state_dict(), path)
+    base = pm.load_base("resnet18-64", weights=path)
+    assert base.head.out_features == 7
+    assert base.input.shape == (3, 64, 64)
+    assert torch.equal(base.head.weight, net.fc.weight)
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path):

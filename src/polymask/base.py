@@ -1,6 +1,5 @@
 """A base: a frozen pretrained network, and how to feed it."""
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,11 @@ from torch.nn.parameter import is_lazy
 
 from polymask.errors import BaseError, InputError, near_matches
 from polymask.input import InputSpec
-from polymask.surgery import named_tensors, put_module, structural_copy, tensor_bytes
+from polymask.layout import trains_channels_last
+from polymask.pack import SUFFIX
+from polymask.surgery import digest, named_tensors, put_module, structural_copy
 from polymask.survey import Norm, Site, survey, tensor_of
-from polymask.zoo import build, input_of
+from polymask.zoo import build, build_file, input_of
 
 Momentum = float | Literal["cumulative"] | None  # of norm statistics
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
@@ -60,7 +61,7 @@ class Base:
         self.all_sites = {n: s for n, s in found.sites.items() if not self._is_classifier(n)}
         self.sites: dict[str, Site] = _choose(self.all_sites, include, exclude)
         self.norms: dict[str, Norm] = found.norms
-        self.trains_channels_last = not any(map(_breaks_channels_last, self.net.modules()))
+        self.trains_channels_last = trains_channels_last(self.net)
         self._tensors = dict(named_tensors(self.net))
         self.fingerprint = "" if first.is_meta else fingerprint(self.net)
 
@@ -207,7 +208,7 @@ class Base:
 
 
 def load_base(
-    source: str | nn.Module,
+    source: str | Path | nn.Module,
     *,
     input: InputSpec | None = None,
     name: str | None = None,
@@ -221,9 +222,10 @@ def load_base(
     """Load, freeze and survey a network.
 
     `source` is a module, or one of "efficientnet-lite0", "decathlon-resnet26",
-    "decathlon-wrn28", "timm:NAME", "torchvision:NAME". `weights` is a state dict in a file
-    (safetensors, or a .pth that holds tensors only). `classifier` names the module that the
-    domains' heads stand in for ("auto" finds it, None means that the network has none).
+    "decathlon-wrn28", "resnet18-64", "timm:NAME", "torchvision:NAME", or the path of a file that
+    `pretrain` wrote, which knows its network and how to feed it. `weights` is a state dict
+    in a file (safetensors, or a .pth that holds tensors only). `classifier` names the module that
+    the domains' heads stand in for ("auto" finds it, None means that the network has none).
     `include` and `exclude` are patterns (* and ?) over site names. `device="meta"` with
     `pretrained=False` gives the structure alone, which is all that accounting needs.
     """
@@ -231,6 +233,12 @@ def load_base(
         net, spec, label = source, input_of(source), type(source).__name__.lower()
         if weights is not None:
             raise BaseError("weights=FILE goes with a base's name; load them into the module first")
+    elif isinstance(source, Path) or source.endswith(SUFFIX):
+        if weights is not None:
+            raise BaseError(
+                f"{source} has its own weights; give weights=FILE with a network's name"
+            )
+        net, spec, label = build_file(Path(source), pretrained=pretrained, device=device)
     else:
         net, spec = build(source, pretrained=pretrained, weights=weights, device=device)
         label = source
@@ -247,11 +255,7 @@ def load_base(
 
 def fingerprint(module: nn.Module) -> str:
     """sha256 over the names, types, shapes and bytes of a state dict, in order of names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor_bytes(tensor))
-    return digest.hexdigest()
+    return digest(module.state_dict())
 
 
 def _frozen_copy(net: nn.Module) -> nn.Module:
@@ -262,17 +266,6 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
             raise BaseError(f"{name} of the network has no shape yet; run the network once first")
         fresh[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
     return structural_copy(net, fresh).eval()
-
-
-def _breaks_channels_last(module: nn.Module) -> bool:
-    # oneDNN's gradient of a strided 1x1 convolution writes past its memory in this layout where
-    # there are fewer input channels than a vector has numbers (its issue 6035).
-    return (
-        isinstance(module, nn.Conv2d)
-        and module.kernel_size == (1, 1)
-        and max(module.stride) > 1
-        and module.in_channels // module.groups < 16
-    )
 
 
 def _real(tensor: Tensor) -> torch.dtype:

