@@ -12,10 +12,10 @@ import polymask as pm
 from nets import SPEC, batch, block_base, logits, tiny_base, tiny_net
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.errors import InterruptedTraining, TrainingError
-from polymask.learner import make_optimisers
+from polymask.learner import make_optimisers, mask_density, placed
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
-from polymask.train import Listener, fit, mask_density, placed
+from polymask.train import Listener, fit
 
 RECIPE = Recipe(epochs=3, rate=1e-3, head_rate=1e-2, drops=(2,), batch_size=8)
 

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from polymask.base import Base
 from polymask.domain import Domain
 from polymask.errors import TrainingError
+from polymask.learner import placed
 from polymask.methods.bitdelta import BitDeltaTransform
 from polymask.predict import Batches, logits
 from polymask.recipes import Recipe
-from polymask.train import Listener, placed
+from polymask.train import Listener
 
 
 def refine_scales(

@@ -15,11 +15,19 @@ from polymask.base import Base
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.domain import Domain
 from polymask.errors import InterruptedTraining, TrainingError
-from polymask.learner import Learner, learned_by, make_optimisers
+from polymask.learner import DomainLearner, learned_by, make_optimisers, placed
 from polymask.predict import Batches, evaluate
 from polymask.recipes import Recipe
-from polymask.run import EpochRecord, Run, copied, pack_stored, plain, unpack_stored
-from polymask.train import Listener, placed, seeded, stop_signals
+from polymask.run import (
+    EpochRecord,
+    Run,
+    copied,
+    domain_identity,
+    pack_stored,
+    plain,
+    unpack_stored,
+)
+from polymask.train import Listener, seeded, stop_signals
 
 
 class JointRun:
@@ -40,10 +48,10 @@ class JointRun:
         ]
         self.optimisers = make_optimisers(learned_by(domains, objectives), recipe)
         self.learners = [
-            Learner(base, domain, recipe, objective, self.optimisers)
+            DomainLearner(base, domain, recipe, objective, self.optimisers)
             for domain, objective in zip(domains, objectives, strict=True)
         ]
-        self.runs = [Run(domain, recipe, seed) for domain in domains]
+        self.runs = [Run(domain_identity(domain, recipe, seed)) for domain in domains]
         self.epoch = self.step = 0
         self.best_accuracy = -1.0
 
@@ -169,15 +177,15 @@ def _train_epoch(
             zip(run.learners, run.runs, batches, strict=True)
         ):
             images, labels = placed(batch[0], batch[1], learner.base, recipe)
-            loss, logits = learner.step(images, labels, when)
-            if not math.isfinite(loss):
+            found = learner.step(images, labels, when)
+            if not math.isfinite(found.loss):
                 raise TrainingError(
-                    f"the loss is {loss} in epoch {run.epoch}, step {run.step}; try smaller rates "
-                    f"than {recipe.rate}, {recipe.weight_rate} and {recipe.head_rate}"
+                    f"the loss is {found.loss} in epoch {run.epoch}, step {run.step}; try smaller "
+                    f"rates than {recipe.rate}, {recipe.weight_rate} and {recipe.head_rate}"
                 )
-            its.add(loss, (logits.argmax(1) == labels).sum().item(), len(labels))
+            its.add(found)
             done = run.step * len(run.learners) + place + 1
-            listener.step(run.epoch, done, loss, len(labels), None)
+            listener.step(run.epoch, done, found.loss, found.images, None)
         run.step += 1
 
 

@@ -1,8 +1,10 @@
-"""What learns: a domain, its optimisers and its objective; one step of all of them."""
+"""What learns: something with parameters and its optimisers; here, a domain and its objective."""
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +14,74 @@ from torch.optim import SGD, Adam, Optimizer
 from polymask.base import Base
 from polymask.domain import Domain
 from polymask.errors import TrainingError
-from polymask.methods import Objective
-from polymask.recipes import Recipe
+from polymask.methods import Objective, Stored
+from polymask.predict import Batches, evaluate
+from polymask.recipes import Optimiser, Recipe
 
 
-class Learner:
+class Step(NamedTuple):
+    """What one step of training saw."""
+
+    loss: float  # on average over the images
+    right: int  # images that were classified right, before the step
+    images: int
+
+
+class Learner(ABC):
+    """What the loop of training drives: something that learns by a recipe."""
+
+    recipe: Recipe
+    optimisers: dict[str, Optimizer]
+
+    @property
+    def saves(self) -> bool:
+        """Whether checkpoints are its to write, and not another process's."""
+        return True
+
+    @abstractmethod
+    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch where it is wanted, laid out as the recipe has it."""
+
+    @abstractmethod
+    def begin_epoch(self) -> None:
+        """Go to training mode."""
+
+    @abstractmethod
+    def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
+        """One step of training, `epoch` epochs into it.
+
+        Nothing is changed where the loss is not finite.
+        """
+
+    def end_epoch(self) -> None:  # noqa: B027 - most have nothing to do
+        """The steps of an epoch are done, or were stopped: measuring or saving comes next."""
+
+    @abstractmethod
+    def measure(self, val: Batches) -> float:
+        """Accuracy in percent."""
+
+    @abstractmethod
+    def stored(self) -> dict[str, Stored]:
+        """What is kept of the best epoch."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs of it."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint has."""
+
+    @abstractmethod
+    def settle(self, train: Batches, epoch: int) -> None:
+        """Get ready to be measured, on the images that were learned from."""
+
+    def density(self) -> float | None:
+        """The share of ones in its masks; None where there are none."""
+        return None
+
+
+class DomainLearner(Learner):
     """A domain with what it is trained by."""
 
     def __init__(
@@ -32,28 +97,103 @@ class Learner:
             optimisers = make_optimisers(learned_by([domain], [objective]), recipe)
         self.optimisers = optimisers
 
-    def step(self, images: Tensor, labels: Tensor, epoch: float) -> tuple[float, Tensor]:
-        """One step of training, `epoch` epochs into it; the loss, and the logits before it.
+    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return placed(images, labels, self.base, self.recipe)
 
-        Nothing is changed where the loss is not finite.
-        """
+    def begin_epoch(self) -> None:
+        self.domain.train()
+
+    def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
         head_only = epoch < self.domain.method.head_share * self.recipe.epochs
         set_rates(self.optimisers, self.recipe, epoch, head_only=head_only)
+        loss, logits = self.loss(images, labels)
+        value = descend(loss, self.optimisers.values())
+        return Step(value, count_hits(logits, labels), len(labels))
+
+    def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and its logits."""
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.recipe.autocast):
             features = self.domain.features(self.base, images)
             logits = self.domain.classify(features)
             loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
             if self.objective is not None:
                 loss = loss + self.objective(images, features)
-        value = loss.item()
-        if not math.isfinite(value):
-            return value, logits
-        for optimiser in self.optimisers.values():
-            optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimiser in self.optimisers.values():
-            optimiser.step()
-        return value, logits
+        return loss, logits
+
+    def settle(self, train: Batches, epoch: int) -> None:
+        if self.domain.method.norm_reestimate:
+            batches = train.batches(epoch)
+            device = self.base.device
+            self.domain.reestimate_norms(self.base, (images.to(device) for images, _ in batches))
+
+    def measure(self, val: Batches) -> float:
+        return evaluate(self.base, self.domain, val)
+
+    def stored(self) -> dict[str, Stored]:
+        return self.domain.stored()
+
+    def density(self) -> float | None:
+        return mask_density(self.domain)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "options": self.domain.method.options(),
+            "domain": dict(self.domain.state_dict()),
+            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
+            "objective": {} if self.objective is None else dict(self.objective.state_dict()),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint has; the domain itself has been loaded before."""
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
+        if self.objective is not None:
+            self.objective.load_state_dict(state["objective"])
+
+
+def count_hits(logits: Tensor, labels: Tensor) -> int:
+    """How many images got their own class."""
+    return int((logits.argmax(1) == labels).sum())
+
+
+def descend(loss: Tensor, optimisers: Iterable[Optimizer]) -> float:
+    """One step down the gradient of `loss`, unless it is not finite; the loss as a number."""
+    value = loss.item()
+    if not math.isfinite(value):
+        return value
+    chosen = list(optimisers)
+    for optimiser in chosen:
+        optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimiser in chosen:
+        optimiser.step()
+    return value
+
+
+def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """A batch where the base is, laid out as the recipe has it."""
+    channels_last = recipe.channels_last and base.trains_channels_last
+    return moved(images, labels, base.device, channels_last=channels_last)
+
+
+def moved(
+    images: Tensor, labels: Tensor, device: torch.device, *, channels_last: bool
+) -> tuple[Tensor, Tensor]:
+    """A batch on a device, in the layout that is asked for."""
+    images, labels = images.to(device), labels.to(device)
+    if channels_last and images.ndim == 4:
+        images = images.contiguous(memory_format=torch.channels_last)
+    return images, labels
+
+
+def mask_density(domain: Domain) -> float | None:
+    """The share of ones in all masks of a domain; None where there are no masks."""
+    ones = total = 0
+    for _, transform in domain.named_transforms():
+        mask = transform.mask()
+        if mask is not None:
+            ones, total = ones + int(mask.sum()), total + mask.numel()
+    return ones / total if total else None
 
 
 def learned_by(
@@ -82,14 +222,19 @@ def make_optimisers(groups: dict[str, list[nn.Parameter]], recipe: Recipe) -> di
             continue
         decay = recipe.weight_decay if name == "head" else 0.0
         momentum = recipe.head_momentum if name == "head" else recipe.momentum
-        optimisers[name] = (
-            Adam(parameters, rate, weight_decay=decay, fused=True)
-            if kind == "adam"
-            else SGD(parameters, rate, momentum, weight_decay=decay)
-        )
+        optimisers[name] = make_optimiser(parameters, kind, rate, momentum, decay)
     if not optimisers:
         raise TrainingError("the domain has nothing to learn; make a new one, not a stored one")
     return optimisers
+
+
+def make_optimiser(
+    parameters: list[nn.Parameter], kind: Optimiser, rate: float, momentum: float, decay: float
+) -> Optimizer:
+    """Adam, or SGD with a momentum."""
+    if kind == "adam":
+        return Adam(parameters, rate, weight_decay=decay, fused=True)
+    return SGD(parameters, rate, momentum, weight_decay=decay)
 
 
 def set_rates(

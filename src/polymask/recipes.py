@@ -27,6 +27,9 @@ class Recipe:
     `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow half a cosine;
     they rise linearly over the first `warmup` epochs. A crop covers a share in `crop_scale` of the
     image's area; (1, 1) gives crops of the network's size at random places.
+
+    A whole network (`pretrain`) learns by one optimiser: `optimiser`, `momentum` and `rate`, with
+    `weight_decay` on everything. The other rates and all that says head or norms is for domains.
     """
 
     name: str = "custom"
@@ -39,7 +42,7 @@ class Recipe:
     head_optimiser: Optimiser = "sgd"
     head_rate: float = 1e-3
     head_momentum: float = 0.9
-    weight_decay: float = 0.0  # of the head
+    weight_decay: float = 0.0  # of the head; of all that a whole network learns
     label_smoothing: float = 0.0
     schedule: Schedule = "step"
     drops: tuple[int, ...] = (15,)
@@ -142,6 +145,16 @@ RECIPES: dict[str, Recipe] = {
             drops=(80, 100),
             side=64,
             resized=72,
+            crop_scale=(1.0, 1.0),
+        ),
+        Recipe(
+            name="pretrain",
+            epochs=120,
+            batch_size=128,
+            optimiser="sgd",
+            rate=0.1,
+            weight_decay=1e-4,
+            drops=(80, 100),
             crop_scale=(1.0, 1.0),
         ),
         Recipe(

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from polymask.base import Base
 from polymask.bits import Bits
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.domain import Domain
-from polymask.learner import Learner
-from polymask.methods import Stored, create_method
+from polymask.learner import Learner, Step
+from polymask.methods import Stored
 from polymask.recipes import Recipe
 
 
@@ -29,14 +28,8 @@ class EpochRecord:
 class Run:
     """Where a training run stands, and what a checkpoint keeps of it."""
 
-    def __init__(self, domain: Domain, recipe: Recipe, seed: int) -> None:
-        self.identity = {
-            "seed": seed,
-            "recipe": recipe.to_json(),
-            "base": domain.fingerprint,
-            "method": {"name": domain.method.name} | domain.method.options(),
-            "classes": domain.classes,
-        }
+    def __init__(self, identity: dict[str, Any]) -> None:
+        self.identity = identity  # what must be the same for a checkpoint to be of this run
         self.stage = self.epochs_before = 0
         self.epoch = self.step = 0
         self.loss = 0.0
@@ -53,11 +46,11 @@ class Run:
         self.epoch = self.step = 0
         self.best, self.best_accuracy = None, -1.0
 
-    def add(self, loss: float, right: float, count: int) -> None:
-        """Count one step: its mean loss, and how many of `count` images were right."""
-        self.loss += loss * count
-        self.right += int(right)
-        self.seen += count
+    def add(self, step: Step) -> None:
+        """Count one step."""
+        self.loss += step.loss * step.images
+        self.right += step.right
+        self.seen += step.images
 
     def close_epoch(self, accuracy: float | None) -> None:
         """Put the epoch in the history, and go on to the next."""
@@ -67,31 +60,31 @@ class Run:
         self.epoch, self.step = self.epoch + 1, 0
         self.loss, self.right, self.seen = 0.0, 0, 0
 
-    def finish_epoch(self, domain: Domain, accuracy: float | None, recipe: Recipe) -> None:
-        """Close the epoch, and keep the domain if it is the best so far."""
+    def finish_epoch(self, learner: Learner, accuracy: float | None) -> None:
+        """Close the epoch, and keep what was learned if it is the best so far."""
         self.close_epoch(accuracy)
-        if recipe.selection == "best" and accuracy is not None and accuracy > self.best_accuracy:
-            self.best, self.best_accuracy = copied(domain.stored()), accuracy
+        if accuracy is None or learner.recipe.selection != "best":
+            return
+        if accuracy > self.best_accuracy:
+            self.best, self.best_accuracy = copied(learner.stored()), accuracy
 
     def save(self, path: Path, learner: Learner) -> None:
-        """Write all that is needed to go on from here."""
+        """Write all that is needed to go on from here, if that is the learner's part."""
+        if not learner.saves:
+            return
         state = {
             "identity": self.identity,
             "stage": [self.stage, self.epochs_before],
-            "options": learner.domain.method.options(),
             "place": [self.epoch, self.step, self.loss, self.right, self.seen],
             "history": [asdict(record) for record in self.history],
             "best": pack_stored(self.best or {}),
             "best_accuracy": self.best_accuracy,
-            "domain": dict(learner.domain.state_dict()),
-            "optimisers": {name: o.state_dict() for name, o in learner.optimisers.items()},
-            "objective": {} if learner.objective is None else dict(learner.objective.state_dict()),
             "random": torch.get_rng_state(),
         }
-        save_checkpoint(path, state)
+        save_checkpoint(path, state | learner.state())
 
-    def load(self, path: Path, base: Base, domain: Domain) -> None:
-        """Go on from a checkpoint of the same run; raise if it is of another one."""
+    def load(self, path: Path) -> dict[str, Any]:
+        """Go on from a checkpoint of the same run and give all of it; raise if it is of another."""
         state = load_checkpoint(path)
         for name, value in self.identity.items():
             then = state["identity"].get(name)
@@ -101,26 +94,31 @@ class Run:
                     "resume with the same options, or delete it to start again"
                 )
         self.stage, self.epochs_before = state["stage"]
-        if self.stage:
-            method = create_method(domain.method.name, **state["options"])
-            domain.become(domain.rebuilt(base, method))
-        domain.load_state_dict(state["domain"])
         self._saved = state
         self.epoch, self.step, self.loss, self.right, self.seen = state["place"]
         self.history = [EpochRecord(**record) for record in state["history"]]
         self.best_accuracy = state["best_accuracy"]
         self.best = unpack_stored(state["best"]) or None
+        return state
 
     def restart(self, learner: Learner) -> None:
         """Give a learner what the checkpoint has for it, if there was one."""
         if self._saved is None:
             return
-        for name, optimiser in learner.optimisers.items():
-            optimiser.load_state_dict(self._saved["optimisers"][name])
-        if learner.objective is not None:
-            learner.objective.load_state_dict(self._saved["objective"])
+        learner.load(self._saved)
         torch.set_rng_state(self._saved["random"])
         self._saved = None
+
+
+def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """What a run is that trains a domain."""
+    return {
+        "seed": seed,
+        "recipe": recipe.to_json(),
+        "base": domain.fingerprint,
+        "method": {"name": domain.method.name} | domain.method.options(),
+        "classes": domain.classes,
+    }
 
 
 def pack_stored(stored: dict[str, Stored]) -> dict[str, Any]:

@@ -9,18 +9,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from polymask.base import Base
 from polymask.domain import Domain
-from polymask.errors import InterruptedTraining, TrainingError
-from polymask.learner import Learner
-from polymask.predict import Batches, evaluate
+from polymask.errors import InterruptedTraining, LostProcess, TrainingError
+from polymask.learner import DomainLearner, Learner, placed
+from polymask.methods import Objective, create_method
+from polymask.predict import Batches
 from polymask.recipes import Recipe, get_recipe
-from polymask.run import EpochRecord, Run, copied
+from polymask.run import EpochRecord, Run, copied, domain_identity
+
+if TYPE_CHECKING:
+    from polymask.distributed import Ranks
+
+Stop = threading.Event  # set: training is to save and end
 
 
 class Listener:
@@ -39,6 +45,42 @@ class Listener:
         """Training is over, for whatever reason."""
 
 
+class Together(Listener):
+    """Several listeners as one."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        for listener in self.listeners:
+            listener.begin(recipe, steps, epoch)
+
+    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
+        for listener in self.listeners:
+            listener.step(epoch, step, loss, images, density)
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        for listener in self.listeners:
+            listener.epoch(record, seconds)
+
+    def end(self) -> None:
+        for listener in self.listeners:
+            listener.end()
+
+
+class Session:
+    """How the steps of a training are done: by this process alone."""
+
+    def __init__(self, train: Batches, stop: Stop) -> None:
+        self.train, self.stop = train, stop
+
+    def learner(
+        self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None
+    ) -> DomainLearner:
+        """What learns by these steps."""
+        return DomainLearner(base, domain, recipe, objective)
+
+
 def fit(
     base: Base,
     domain: Domain,
@@ -50,31 +92,39 @@ def fit(
     checkpoint: Path | None = None,
     resume: bool = False,
     listener: Listener | None = None,
+    ranks: "Ranks | None" = None,
 ) -> list[EpochRecord]:
     """Train a domain, then turn it into its stored form: the best epoch on val, or the last.
 
     With `checkpoint` the state is written there after every epoch and when a signal asks to stop;
     `resume` goes on from it, to the same result to the bit that an undisturbed run gives.
+    With `ranks` (see `polymask.distributed`) several processes share every batch.
     """
     recipe = get_recipe(recipe)
-    if recipe.selection == "best" and val is None:
-        raise TrainingError("selection='best' needs val; give it, or set selection='last'")
+    require_val(recipe, val)
     listener = listener or Listener()
     torch.manual_seed(seed)
-    run = Run(domain, recipe, seed)
+    run = Run(domain_identity(domain, recipe, seed))
     if resume and checkpoint is not None and checkpoint.exists():
-        run.load(checkpoint, base, domain)
+        saved = run.load(checkpoint)
+        if run.stage:
+            method = create_method(domain.method.name, **saved["options"])
+            domain.become(domain.rebuilt(base, method))
+        domain.load_state_dict(saved["domain"])
 
     def images() -> Iterator[tuple[Tensor, Tensor]]:
         for batch, labels in train.batches(0):
             yield placed(batch, labels, base, recipe)
 
     with stop_signals() as stop:
+        session = Session(train, stop)
+        if ranks is not None:
+            session = ranks.session(train, val, run, stop)
         while True:
             with seeded(seed):
                 objective = domain.method.objective(base, domain, images)
-            learner = Learner(base, domain, recipe.stage(run.stage), objective)
-            _fit_stage(learner, train, val, run, listener, stop, checkpoint)
+            learner = session.learner(base, domain, recipe.stage(run.stage), objective)
+            run_epochs(learner, session.train, val, run, listener, session.stop, checkpoint)
             domain.restore(run.best or copied(domain.stored()))
             with seeded(seed):
                 following = domain.method.next_stage(base, domain, images)
@@ -88,78 +138,69 @@ def fit(
     return run.history
 
 
-def _fit_stage(
+def require_val(recipe: Recipe, val: Batches | None) -> None:
+    """Raise where the best epoch on val is wanted and there is no val."""
+    if recipe.selection == "best" and val is None:
+        raise TrainingError("selection='best' needs val; give it, or set selection='last'")
+
+
+def run_epochs(
     learner: Learner,
     train: Batches,
     val: Batches | None,
     run: Run,
     listener: Listener,
-    stop: threading.Event,
+    stop: Stop,
     checkpoint: Path | None,
 ) -> None:
     """All epochs of a stage that are still to come, each with validation and a checkpoint."""
-    base, domain, recipe = learner.base, learner.domain, learner.recipe
+    recipe = learner.recipe
     run.restart(learner)
     before = run.epochs_before
     listener.begin(replace(recipe, epochs=before + recipe.epochs), len(train), before + run.epoch)
     try:
         while run.epoch < recipe.epochs:
             _train_epoch(learner, train, run, listener, stop)
+            learner.end_epoch()
             if stop.is_set():
-                _interrupt(checkpoint, run, learner)
-            if val is not None and domain.method.norm_reestimate:
-                batches = train.batches(before + run.epoch)
-                domain.reestimate_norms(base, (images.to(base.device) for images, _ in batches))
-            accuracy = None if val is None else evaluate(base, domain, val)
-            run.finish_epoch(domain, accuracy, recipe)
+                _interrupt(checkpoint, run, learner, "training was asked to stop")
+            accuracy = None
+            if val is not None:
+                learner.settle(train, before + run.epoch)
+                accuracy = learner.measure(val)
+            run.finish_epoch(learner, accuracy)
             listener.epoch(run.history[-1], time.perf_counter() - run.began)
             if checkpoint is not None:
                 run.save(checkpoint, learner)
+    except LostProcess as lost:
+        _interrupt(checkpoint, run, learner, str(lost))
     finally:
         listener.end()
 
 
 def _train_epoch(
-    learner: Learner, train: Batches, run: Run, listener: Listener, stop: threading.Event
+    learner: Learner, train: Batches, run: Run, listener: Listener, stop: Stop
 ) -> None:
     """The rest of the current epoch, or what comes before a signal to stop."""
-    domain, recipe = learner.domain, learner.recipe
-    domain.train()
+    recipe = learner.recipe
+    learner.begin_epoch()
     run.began = time.perf_counter()
     epoch, steps = run.epochs_before + run.epoch, len(train)
     for images, labels in train.batches(epoch, run.step):
-        images, labels = placed(images, labels, learner.base, recipe)
-        loss, logits = learner.step(images, labels, run.epoch + run.step / steps)
-        if not math.isfinite(loss):
+        images, labels = learner.placed(images, labels)
+        found = learner.step(images, labels, run.epoch + run.step / steps)
+        if not math.isfinite(found.loss):
             raise TrainingError(
-                f"the loss is {loss} in epoch {epoch}, step {run.step}; the rates are "
+                f"the loss is {found.loss} in epoch {epoch}, step {run.step}; the rates are "
                 f"{recipe.rate} and {recipe.head_rate}: try smaller ones, or look at the images"
             )
         run.step += 1
-        run.add(loss, (logits.argmax(1) == labels).sum().item(), len(labels))
+        run.add(found)
         often = run.step % 10 == 0 or run.step == steps
-        density = mask_density(domain) if often else None
-        listener.step(epoch, run.step, loss, len(labels), density)
+        density = learner.density() if often else None
+        listener.step(epoch, run.step, found.loss, found.images, density)
         if stop.is_set():
             return
-
-
-def mask_density(domain: Domain) -> float | None:
-    """The share of ones in all masks of a domain; None where there are no masks."""
-    ones = total = 0
-    for _, transform in domain.named_transforms():
-        mask = transform.mask()
-        if mask is not None:
-            ones, total = ones + int(mask.sum()), total + mask.numel()
-    return ones / total if total else None
-
-
-def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """A batch where the base is, laid out as the recipe has it."""
-    images, labels = images.to(base.device), labels.to(base.device)
-    if recipe.channels_last and base.trains_channels_last and images.ndim == 4:
-        images = images.contiguous(memory_format=torch.channels_last)
-    return images, labels
 
 
 @contextmanager
@@ -170,19 +211,17 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _interrupt(checkpoint: Path | None, run: Run, learner: Learner) -> None:
+def _interrupt(checkpoint: Path | None, run: Run, learner: Learner, why: str) -> None:
     if checkpoint is None:
-        raise InterruptedTraining("training was asked to stop; it had no checkpoint to save to")
+        raise InterruptedTraining(f"{why}; it had no checkpoint to save to")
     run.save(checkpoint, learner)
-    raise InterruptedTraining(
-        f"training was asked to stop and saved {checkpoint}; go on with --resume"
-    )
+    raise InterruptedTraining(f"{why} and saved {checkpoint}; go on with --resume")
 
 
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[Stop]:
     """Ctrl-C and SIGTERM set the event; a second one acts as it would without us."""
-    stop = threading.Event()
+    stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

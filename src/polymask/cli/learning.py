@@ -1,73 +1,100 @@
 """Verbs that train: learn, demo."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tyro
 
-from polymask.cli.overrides import recipe_overrides
+from polymask.cli.overrides import given, recipe_overrides
+from polymask.cli.training import Places, TrainingVerb
 from polymask.cli.verb import BaseVerb, Verb, table
-from polymask.errors import DomainError, PolymaskError
 from polymask.recipes import Recipe, get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from polymask.learning import Loaders
-    from polymask.train import Listener
+    from polymask.data import DomainData
 
 Overrides: Any = recipe_overrides("Overrides", without=("name",))
 
 
 @dataclass(kw_only=True)
-class Learn(BaseVerb):
+class Learn(TrainingVerb, BaseVerb):
     """Teach the base a domain from a folder of images, and write its pack."""
 
     name: tyro.conf.Positional[str]
     """The domain's name: its pack becomes LIBRARY/NAME.safetensors."""
-    data: str
-    """A folder (train/ val/ test/ of class folders, or class folders alone), decathlon:ROOT/NAME,
-    sketch:ROOT/SET, torchvision:NAME, hf:NAME, or digits, letters, solar-cells."""
     base: str = "efficientnet-lite0"
-    """A built-in base, timm:NAME or torchvision:NAME."""
+    """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     method: str = "affine-full"
     """See `polymask methods`."""
     recipe: str = "quick"
     """quick, imagenet-to-sketch, decathlon, residual-adapters, or a .toml file."""
     out: Path = Path("library")
     """The library's folder."""
-    seed: int = 0
-    """Rules the cut of the data, the start and the order of the images."""
-    limit: int | None = None
-    """At most so many training images."""
-    cache: Path | None = None
-    """A folder that keeps decoded images for the next run."""
-    resume: bool = False
-    """Go on where an interrupted run stopped."""
-    force: bool = False
-    """Replace a domain of this name."""
-    tensorboard: bool = False
-    """Write TensorBoard events beside the log."""
+    sync_norms: bool = False
+    """With several processes (torchrun): batch norms see the batch of all, as one process would."""
+    compress_gradients: bool = False
+    """With several processes: send gradients in 16 bits."""
     overrides: Overrides = field(default_factory=Overrides)
 
-    def run(self) -> dict[str, Any]:
+    in_ranks: ClassVar[bool] = True
+
+    def execute(self) -> None:
+        from polymask.distributed import join_ranks
+
+        with join_ranks(
+            device=self.device, sync_norms=self.sync_norms, compress=self.compress_gradients
+        ) as self.ranks:
+            if self.leads:
+                super().execute()
+            else:
+                self.run()
+
+    def target(self) -> Path:
         from polymask.model import check_name
 
         check_name(self.name)
-        pack = self.out / f"{self.name}.safetensors"
-        work = self.out / f"{self.name}.run"
-        checkpoint = work / "checkpoint.safetensors"
-        if pack.exists() and not self.force:
-            if not self.resume:
-                raise DomainError(f"{pack} exists; choose another name, or --force to replace it")
-            if not checkpoint.exists():
-                self.say(f"{pack} is there already: nothing to resume")
-                return self._result(pack)
-        recipe = get_recipe(self.recipe, **self._changes())
-        self._train(recipe, pack, work, checkpoint)
-        checkpoint.unlink(missing_ok=True)
-        return self._result(pack)
+        return self.out / f"{self.name}.safetensors"
+
+    def chosen_recipe(self) -> Recipe:
+        return get_recipe(self.recipe, **given(self.overrides))
+
+    def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
+        from polymask.learning import learn
+
+        base = self.open_base(self.base)
+        self.announce(
+            self.name,
+            data,
+            f"base {base.name}, method {self.method}, recipe {recipe.name} ({recipe.epochs} epochs "
+            f"at {recipe.input(base.input).side} px), seed {self.seed}, library {self.out}",
+        )
+        if self.ranks is not None:
+            self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
+        self.prepare(places)
+        learned = learn(
+            base,
+            data,
+            self.method,
+            recipe,
+            loaders=self.loaders(data, base.input, recipe),
+            seed=self.seed,
+            checkpoint=places.checkpoint,
+            resume=self.resume,
+            listener=self.listener(self.name, {"method": self.method}, recipe, places),
+            ranks=self.ranks,
+        )
+        if self.leads:
+            learned.domain.save(places.result)
+
+    def result(self, target: Path) -> dict[str, Any]:
+        from polymask.pack import inspect
+
+        info = inspect(target)
+        named = {"pack": str(target), "method": info.manifest.method, "base": info.manifest.base}
+        return named | {"bytes": info.bytes} | info.manifest.metrics
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         accuracy = result["test_accuracy"]
@@ -79,81 +106,6 @@ class Learn(BaseVerb):
         ]
         console.print(table("", "", rows=rows))
         console.print(f"try: polymask predict {self.name} IMAGE --library {self.out}", style="dim")
-
-    def _train(self, recipe: Recipe, pack: Path, work: Path, checkpoint: Path) -> None:
-        from polymask.data import load_data
-        from polymask.learning import learn
-        from polymask.pack import remove_leftovers
-
-        data = load_data(self.data, seed=self.seed, limit=self.limit)
-        base = self.open_base(self.base)
-        sizes = ", ".join(f"{len(split):,} {part}" for part, split in data.splits().items())
-        self.say(
-            f"[bold]{self.name}[/]: {len(data.classes)} classes, {sizes} images\n"
-            f"base {base.name}, method {self.method}, recipe {recipe.name} ({recipe.epochs} epochs "
-            f"at {recipe.input(base.input).side} px), seed {self.seed}, library {self.out}"
-        )
-        for note in data.notes:
-            self.say(f"[dim]{note}[/]")
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PolymaskError(f"{work} cannot be made: {error.strerror}") from error
-        for file in (pack, checkpoint):
-            remove_leftovers(file)
-        if not self.resume:
-            checkpoint.unlink(missing_ok=True)
-        loaders = self._loaders(data, base.input, recipe)
-        learned = learn(
-            base,
-            data,
-            self.method,
-            recipe,
-            loaders=loaders,
-            seed=self.seed,
-            checkpoint=checkpoint,
-            resume=self.resume,
-            listener=self._listener(recipe, work),
-        )
-        learned.domain.save(pack)
-
-    def _loaders(self, data: Any, spec: Any, recipe: Recipe) -> "Loaders":
-        from rich.progress import Progress
-
-        from polymask.cli.progress import error_console
-        from polymask.learning import make_loaders
-
-        with Progress(console=error_console(), transient=True) as bar:
-            task = bar.add_task("  reading images", total=None)
-            loaders = make_loaders(
-                data,
-                spec,
-                recipe,
-                seed=self.seed,
-                cache=self.cache,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-        self.say(f"[dim]images are ready at {loaders.train.throughput(0.5):,.0f} a second[/]")
-        return loaders
-
-    def _listener(self, recipe: Recipe, work: Path) -> "Listener":
-        from polymask.cli.progress import JsonLog, LiveProgress, TensorBoardLog, Together
-
-        header = {"name": self.name, "method": self.method, "seed": self.seed, "data": self.data}
-        log = JsonLog(work / "log.jsonl", header | {"recipe": recipe.to_json()})
-        extra = [TensorBoardLog(work)] if self.tensorboard else []
-        return Together(LiveProgress(self.name), log, *extra)
-
-    def _changes(self) -> dict[str, Any]:
-        given = {f.name: getattr(self.overrides, f.name) for f in fields(self.overrides)}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def _result(self, pack: Path) -> dict[str, Any]:
-        from polymask.pack import inspect
-
-        info = inspect(pack)
-        named = {"pack": str(pack), "method": info.manifest.method, "base": info.manifest.base}
-        return named | {"bytes": info.bytes} | info.manifest.metrics
 
 
 @dataclass(kw_only=True)

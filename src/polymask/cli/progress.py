@@ -1,9 +1,7 @@
 """Where people wait: training, live on standard error."""
 
-import json
 import time
 from pathlib import Path
-from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -77,36 +75,6 @@ class LiveProgress(LiveBar):
         )
 
 
-class JsonLog(Listener):
-    """One JSON line for every epoch; with a resumed run they go on in the same file."""
-
-    def __init__(self, path: Path, header: dict[str, Any]) -> None:
-        self.path, self.header = path, header
-        self.file: IO[str] | None = None
-
-    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
-        self.file = self.path.open("a" if epoch else "w")
-        self._write({"event": "begin", "epoch": epoch, "steps": steps} | self.header)
-
-    def epoch(self, record: EpochRecord, seconds: float) -> None:
-        numbers = {
-            "epoch": record.epoch,
-            "loss": record.loss,
-            "train_accuracy": record.train_accuracy,
-            "val_accuracy": record.val_accuracy,
-        }
-        self._write({"event": "epoch", "seconds": round(seconds, 3)} | numbers)
-
-    def end(self) -> None:
-        if self.file is not None:
-            self.file.close()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        assert self.file is not None
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
-
-
 class TensorBoardLog(Listener):
     """Scalars for TensorBoard, where it is installed."""
 
@@ -123,26 +91,3 @@ class TensorBoardLog(Listener):
 
     def end(self) -> None:
         self.writer.close()
-
-
-class Together(Listener):
-    """Several listeners as one."""
-
-    def __init__(self, *listeners: Listener) -> None:
-        self.listeners = listeners
-
-    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
-        for listener in self.listeners:
-            listener.begin(recipe, steps, epoch)
-
-    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
-        for listener in self.listeners:
-            listener.step(epoch, step, loss, images, density)
-
-    def epoch(self, record: EpochRecord, seconds: float) -> None:
-        for listener in self.listeners:
-            listener.epoch(record, seconds)
-
-    def end(self) -> None:
-        for listener in self.listeners:
-            listener.end()

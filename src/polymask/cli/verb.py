@@ -5,7 +5,7 @@ import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +21,8 @@ class Verb(ABC):
     """Print the results as one JSON object."""
     debug: bool = False
     """Show the traceback of an error."""
+
+    in_ranks: ClassVar[bool] = False  # several processes of torchrun can do it together
 
     @abstractmethod
     def run(self) -> Any:
