@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polymask.base import Base
 from polymask.errors import MethodError
-from polymask.predict import Batches, accuracy
-from polymask.surgery import copy_with, put_module
+from polymask.predict import Batches, accuracy, own_network
 
 _BATCHES = 4  # of each domain, for the agreement
 
@@ -44,7 +43,7 @@ def measure_base(
     change = float(gap / before)
     if base.head is None:
         return BaseAfter(change, None, None, None)
-    then, now = _classifier(base, {}), _classifier(base, moved)
+    then, now = own_network(base), own_network(base, moved)
     same = total = 0
     for batches in images:
         for batch, _ in islice(batches.batches(0), _BATCHES):
@@ -53,12 +52,3 @@ def measure_base(
             total += len(batch)
     accuracies = [None if own is None else accuracy(net, own, base) for net in (then, now)]
     return BaseAfter(change, 100 * same / total, *accuracies)
-
-
-def _classifier(base: Base, moved: Mapping[str, Tensor]) -> nn.Module:
-    """The base with its own classifier back in its place, and some of its tensors moved."""
-    net = copy_with(base.net, moved)
-    assert base.head is not None
-    assert base.classifier is not None
-    put_module(net, base.classifier, base.head)
-    return net.eval()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from polymask.predict import evaluate
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord
 from polymask.train import Listener, fit
+
+if TYPE_CHECKING:
+    from polymask.distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,13 @@ def learn(
     checkpoint: Path | None = None,
     resume: bool = False,
     listener: Listener | None = None,
+    ranks: "Ranks | None" = None,
     **options: Any,
 ) -> Learned:
     """Teach `base` a domain and measure it on test.
 
-    `options` are the method's. `loaders` saves decoding again what several methods share.
+    `options` are the method's. `loaders` saves decoding again what several methods share. With
+    `ranks` (see `polymask.distributed`) several processes share the work.
     """
     recipe = get_recipe(recipe)
     if not isinstance(data, DomainData):
@@ -81,8 +86,10 @@ def learn(
         checkpoint=checkpoint,
         resume=resume,
         listener=listener,
+        ranks=ranks,
     )
-    accuracy = None if loaders.test is None else evaluate(base, domain, loaders.test)
+    measure = evaluate if ranks is None else ranks.evaluate
+    accuracy = None if loaders.test is None else measure(base, domain, loaders.test)
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
     domain.recipe = recipe.to_json() | {"seed": seed, "data": data.name}
     domain.metrics = {
@@ -100,9 +107,13 @@ def make_loaders(
     *,
     seed: int = 0,
     cache: Path | None = None,
+    crops: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Loaders:
-    """Decode a domain's images once and give the batches that a recipe asks for."""
+    """Decode a domain's images once and give the batches that a recipe asks for.
+
+    A test image is fed as `crops` pieces of it: 1, 5 or 10.
+    """
     spec = recipe.input(base_input)
     if recipe.mirror is not None:
         data = replace(data, mirror=recipe.mirror)
@@ -112,5 +123,6 @@ def make_loaders(
     images = caches.train_val if recipe.train_on_val else caches.train
     train = Loader(images, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)
     val = None if recipe.train_on_val else Loader(caches.val, centre, batch_size=64)
-    test = None if caches.test is None else Loader(caches.test, centre, batch_size=64)
+    many = eval_transform(data, spec, crops=crops)
+    test = None if caches.test is None else Loader(caches.test, many, batch_size=64)
     return Loaders(train, val, test)

@@ -1,16 +1,18 @@
 """What a trained domain says of images, by its merged network."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polymask.base import Base
 from polymask.domain import Domain
+from polymask.errors import BaseError
+from polymask.surgery import copy_with, put_module
 
 
 class Batches(Protocol):
@@ -23,24 +25,49 @@ class Batches(Protocol):
         """(images (N, C, H, W), labels (N,)) of an epoch, from batch `start` on."""
 
 
+class Located(Protocol):
+    """Something that is on a device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+
 def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
     """Accuracy in percent."""
     return accuracy(network(base, domain), batches, base)
 
 
-def accuracy(net: Callable[[Tensor], Tensor], batches: Batches, base: Base) -> float:
-    """Accuracy of a network in percent, where the base is."""
+def accuracy(net: Callable[[Tensor], Tensor], batches: Batches, place: Located) -> float:
+    """Accuracy of a network in percent, on the device of `place`."""
+    right, total = count_right(net, batches.batches(), place)
+    return 100 * right / total
+
+
+def count_right(
+    net: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]], place: Located
+) -> tuple[int, int]:
+    """How many images a network classifies right, and of how many."""
     right = total = 0
-    for images, labels in batches.batches():
-        guesses = logits(net, images.to(base.device)).argmax(1).cpu()
+    for images, labels in batches:
+        guesses = logits(net, images.to(place.device)).argmax(1).cpu()
         right += int((guesses == labels).sum())
         total += len(labels)
-    return 100 * right / total
+    return right, total
 
 
 def network(base: Base, domain: Domain) -> Callable[[Tensor], Tensor]:
     """What runs a domain at inference: its merged network, or itself if it cannot be merged."""
     return domain.merged(base) if domain.method.mergeable else partial(domain.frozen(), base)
+
+
+def own_network(base: Base, moved: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """The base with its own classifier back in its place, and some of its tensors moved."""
+    if base.head is None or base.classifier is None:
+        raise BaseError(f"base {base.name} has no classifier of its own")
+    net = copy_with(base.net, moved or {})
+    put_module(net, base.classifier, base.head)
+    return net.eval()
 
 
 @torch.no_grad()

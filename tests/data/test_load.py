@@ -71,3 +71,14 @@ def test_a_missing_torchvision_is_an_import_error_that_names_the_extra(
         import_torchvision()
     with pytest.raises(DataError, match=r"pip install 'polymask\[vision\]'"):
         require_vision("torchvision.datasets")
+
+
+def test_the_first_classes_of_a_domain_can_be_taken_alone() -> None:
+    whole, few = load_data("digits"), load_data("digits", classes=3)
+    assert few.classes == whole.classes[:3]
+    for part, split in few.splits().items():
+        assert len(split) == (whole.splits()[part].labels < 3).sum()
+    assert few.notes[-1] == "only the first 3 of 10 classes"
+    assert load_data("digits", classes=10).notes == whole.notes
+    with pytest.raises(DataError, match="1 classes are too few"):
+        load_data("digits", classes=1)

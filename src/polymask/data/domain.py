@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polymask.data.split import JoinedSplit, Split
+from polymask.data.split import JoinedSplit, Split, SubsetSplit
 from polymask.errors import DataError
 
 
@@ -70,6 +70,27 @@ class DomainData:
         """The labelled splits by name."""
         found = {"train": self.train, "val": self.val, "test": self.test}
         return {part: split for part, split in found.items() if split is not None}
+
+    def first_classes(self, count: int) -> DomainData:
+        """The domain with its first classes only; it is nothing to submit any more."""
+        if count < 2:
+            raise DataError(f"{self.name}: {count} classes are too few; keep two or more")
+        if count >= len(self.classes):
+            return self
+
+        def kept(split: Split) -> Split:
+            return SubsetSplit(split, np.flatnonzero(split.labels < count))
+
+        note = f"only the first {count} of {len(self.classes)} classes"
+        return replace(
+            self,
+            classes=self.classes[:count],
+            train=kept(self.train),
+            val=kept(self.val),
+            test=None if self.test is None else kept(self.test),
+            submission=None,
+            notes=(*self.notes, note),
+        )
 
     @property
     def train_val(self) -> Split:

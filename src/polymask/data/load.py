@@ -26,6 +26,7 @@ def load_data(
     *,
     seed: int = 0,
     limit: int | None = None,
+    classes: int | None = None,
     mirror: bool | None = None,
     root: str | Path | None = None,
     download: bool = True,
@@ -40,11 +41,14 @@ def load_data(
     * `digits`, `letters`, `solar-cells`: these come with pip (`./digits` is a folder).
 
     `seed` rules the cuts that a source needs, and `limit`: at most so many training images, in
-    proportion to the classes. `mirror` overrides whether training may mirror images.
+    proportion to the classes. `classes` keeps the first so many of those. `mirror` overrides
+    whether training may mirror images.
     """
     if seed < 0 or (limit is not None and limit < 1):
         raise DataError(f"seed {seed} and limit {limit}: give a seed from 0 and a limit from 1")
     data = _load(source, seed, None if root is None else Path(root), download)
+    if classes is not None:
+        data = data.first_classes(classes)
     if limit is not None:
         data = replace(data, train=limited(data.train, limit, seed, data.name))
     return data if mirror is None else replace(data, mirror=mirror)

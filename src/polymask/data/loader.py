@@ -8,7 +8,7 @@ any epoch and batch sees exactly what an undisturbed one does.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import torch
@@ -60,14 +60,26 @@ class Loader:
         Some are made ahead by threads; closing the iterator ends those. An image that fails raises
         where its batch would have come.
         """
+        return self.pieces(lambda size: slice(size), epoch, start)
+
+    def pieces(
+        self, cut: Callable[[int], slice], epoch: int = 0, start: int = 0
+    ) -> Generator[Batch, None, None]:
+        """Of every batch only the images `cut(size of the batch)`; the others are not made."""
         order = self._order(epoch)
         last = len(self) - 1
 
         def make(number: int) -> Batch:
             stop = len(order) if number == last else (number + 1) * self.batch_size
-            return self._batch(order[number * self.batch_size : stop], epoch)
+            indices = order[number * self.batch_size : stop]
+            return self._batch(indices[cut(len(indices))], epoch)
 
         return in_order(make, range(start, last + 1), self.workers, 2 * self.workers)
+
+    def sizes(self) -> list[int]:
+        """Images in each batch of an epoch."""
+        full = len(self) - 1
+        return [self.batch_size] * full + [len(self.cache) - full * self.batch_size]
 
     def throughput(self, seconds: float = 1.0) -> float:
         """Images a second that the loader alone gives, measured over about so many seconds."""

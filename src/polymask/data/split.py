@@ -153,6 +153,27 @@ class SubsetSplit(Split):
 
 
 @final
+class RelabelledSplit(Split):
+    """The images of another split, with labels from elsewhere."""
+
+    def __init__(self, whole: Split, labels: Sequence[int] | Labels) -> None:
+        super().__init__(labels)
+        self.whole = whole
+
+    @override
+    def image(self, index: int, side: int | None = None) -> Image:
+        return self.whole.image(index, side)
+
+    @override
+    def origin(self, index: int) -> str:
+        return self.whole.origin(index)
+
+    @override
+    def fingerprint(self) -> str:
+        return self.whole.fingerprint()
+
+
+@final
 class JoinedSplit(Split):
     """Several splits one after another, such as train and val."""
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield work(item) for each item in turn, with at most `ahead` results waiting.
 
     An exception of `work` is raised where its result would have come. Closing the iterator early

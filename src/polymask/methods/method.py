@@ -68,6 +68,10 @@ class Transform(Part, ABC):
     def weight(self, base_weight: Tensor) -> Tensor:
         """W~ from W, of the same shape and type."""
 
+    def write(self, base_weight: Tensor, out: Tensor) -> Tensor:
+        """W~ in memory that is there already; for inference, with no gradient."""
+        return out.copy_(self.weight(base_weight))
+
     def bias(self, base_bias: Tensor | None) -> Tensor | None:
         """A bias for the site, from the base's (None where it has none); None changes nothing."""
         return None
@@ -175,6 +179,11 @@ class Method(ABC):
         object.__setattr__(self, option, tuple(map(float, value)))
         if not value[0] <= value[1]:
             raise MethodError(f"{option}={value!r} must be a range (low, high)")
+
+    @property
+    def alone(self) -> bool:
+        """Whether a domain depends on no other, so that each can be learned apart."""
+        return not (self.ordered or self.joint or type(self).settle is not Method.settle)
 
     @abstractmethod
     def transform(self, site: Site) -> Transform | None:

@@ -1,0 +1,209 @@
+"""A job of a benchmark: one method on one domain, or on all where it cannot treat them alone."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from polymask.accounting import account, bits_per_weight, component_bits
+from polymask.base import Base, load_base
+from polymask.benchmarks.domains import DECATHLON
+from polymask.benchmarks.labels import Labels, read_labels
+from polymask.benchmarks.protocol import Protocol
+from polymask.benchmarks.records import RESULT, DomainOutcome, Outcome, read_record
+from polymask.data import DomainData, Loader, load_data
+from polymask.data.split import RelabelledSplit
+from polymask.data.stratify import limited
+from polymask.errors import BenchmarkError
+from polymask.learning import make_loaders
+from polymask.log import EpochLog
+from polymask.methods import Method, create_method
+from polymask.pack import SUFFIX
+from polymask.report.results import layer_statistics
+from polymask.sequence import Lesson, fit_all
+from polymask.train import Listener, Together
+
+CUT_SEED = 0  # every seed of a benchmark sees the same images
+
+
+@dataclass(frozen=True)
+class BaseName:
+    """How a job gets its base."""
+
+    name: str
+    weights: Path | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that one job needs to know; plain data, so that it can be sent to another process."""
+
+    base: BaseName
+    method: str  # as in the plan: a name, with options or without
+    domains: tuple[tuple[str, str], ...]  # name, source; in the order in which they are learned
+    seed: int
+    direction: str  # "" for one domain alone, else down or up
+    protocol: Protocol
+    total: int  # domains of the plan and the base's own
+    folder: Path
+    own: tuple[str, str] | None = None  # the base's own domain, for methods that use it
+    cache: Path | None = None
+
+    @property
+    def title(self) -> str:
+        """The job in a line of progress."""
+        what = f"together {self.direction}" if self.direction else self.domains[0][0]
+        return f"{self.method} · {what} · seed {self.seed}"
+
+    def outcome(self) -> Outcome | None:
+        """What it found, if it is done."""
+        if not (self.folder / RESULT).exists():
+            return None
+        return Outcome.from_json(read_record(self.folder / RESULT))
+
+
+def parse_method(text: str, recipe_options: Mapping[str, Any] | None = None) -> Method:
+    """The method of "name" or "name:option=value:…"; values are true, false, numbers or words."""
+    name, *settings = text.split(":")
+    options: dict[str, Any] = dict(recipe_options or {})
+    for setting in settings:
+        option, _, value = setting.partition("=")
+        options[option] = _value(value)
+    return create_method(name, **options)
+
+
+def run_job(job: Job, listener: Listener | None = None) -> Outcome:
+    """Do a job, from where it was cut if it was; what is done is not done again."""
+    done = job.outcome()
+    if done is not None:
+        return done
+    began = time.perf_counter()
+    base = load_base_of(job.base)
+    recipe = job.protocol.training
+    decided = recipe.method_options(parse_method(job.method).norms)
+    method = parse_method(job.method, decided)
+    lessons = {name: _lesson(base, name, source, job) for name, source in job.domains}
+    own = None
+    if job.own is not None and (method.moves_base or method.base_stage):
+        own = _lesson(base, *job.own, job)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    log = EpochLog(job.folder / "log.jsonl", {"method": job.method, "seed": job.seed})
+    packs = job.folder / "packs"
+    fitted = fit_all(
+        base,
+        lessons,
+        method,
+        recipe,
+        own=own,
+        seed=job.seed,
+        folder=packs,
+        resume=True,
+        listener=log if listener is None else Together(log, listener),
+    )
+    size = account(base, method, domains=job.total)
+    domains = {}
+    for name, domain in fitted.domains.items():
+        history = fitted.histories[name]
+        held_out = job.protocol.selection == "val"
+        best = max((r.val_accuracy or 0.0 for r in history), default=0.0) if held_out else None
+        domains[name] = DomainOutcome(
+            test_accuracy=fitted.final[name],
+            learned=fitted.learned[name],
+            val_accuracy=best,
+            epochs=tuple(asdict(record) for record in history),
+            pack_bytes=(packs / f"{name}{SUFFIX}").stat().st_size,
+            bits_per_weight=bits_per_weight(base, domain),
+            components=component_bits(domain),
+            layers=layer_statistics(domain),
+        )
+    outcome = Outcome(
+        method=job.method,
+        registered=method.name,
+        options=method.options(),
+        seed=job.seed,
+        direction=job.direction,
+        domains=domains,
+        base_after=None if fitted.base is None else asdict(fitted.base),
+        params_paper=size.params_paper,
+        params_stored=size.params_stored,
+        seconds=time.perf_counter() - began,
+    )
+    outcome.write(job.folder)
+    shutil.rmtree(packs / "learned", ignore_errors=True)
+    return outcome
+
+
+def load_domain_data(name: str, source: str, protocol: Protocol) -> DomainData:
+    """A domain's images as a protocol uses them: unless val is held out, train has them too."""
+    data = load_data(source, seed=CUT_SEED, classes=protocol.classes_of(name))
+    if data.test is None and data.submission is not None and protocol.labels is not None:
+        data = _labelled(data, protocol.labels)
+    if protocol.selection != "val":
+        notes = tuple(note for note in data.notes if not note.startswith("val is"))
+        data = replace(data, train=data.train_val, notes=notes)
+    if protocol.limit is not None and protocol.limit < len(data.train):
+        data = replace(data, train=limited(data.train, protocol.limit, CUT_SEED, data.name))
+    return data
+
+
+@lru_cache(maxsize=1)
+def load_base_of(name: BaseName) -> Base:
+    """The base, kept for the next job."""
+    return load_base(name.name, weights=name.weights, device=name.device)
+
+
+def _lesson(base: Base, name: str, source: str, job: Job) -> Lesson:
+    data, train, val, test = _loaders(base, name, source, job.protocol, job.cache)
+    train = Loader(
+        train.cache, train.transform, batch_size=train.batch_size, seed=job.seed, shuffle=True
+    )
+    spec = replace(job.protocol.recipe.input(base.input), squash=data.squash)
+    chosen = {"last": None, "val": val, "test": test}[job.protocol.selection]
+    return Lesson(data.classes, train, chosen, test, spec)
+
+
+@lru_cache(maxsize=12)
+def _loaders(
+    base: Base, name: str, source: str, protocol: Protocol, cache: Path | None
+) -> tuple[DomainData, Loader, Loader, Loader | None]:
+    """Decoded images of a domain, kept for the next jobs on it."""
+    data = load_domain_data(name, source, protocol)
+    recipe = replace(protocol.training, selection="best")
+    loaders = make_loaders(
+        data, base.input, recipe, cache=cache, crops=protocol.crops_of(data.mirror)
+    )
+    assert loaders.val is not None
+    return data, loaders.train, loaders.val, loaders.test
+
+
+def _labelled(data: DomainData, file: Path) -> DomainData:
+    """The domain with labels for its test images from the organisers' archive."""
+    assert data.submission is not None
+    labels = _all_labels(file)[DECATHLON.find(data.name)]
+    number = {c: place for place, c in enumerate(data.submission.category_ids.tolist())}
+    answers = [number.get(labels.get(i, -1), -1) for i in data.submission.image_ids.tolist()]
+    if -1 in answers:
+        raise BenchmarkError(
+            f"{file} does not have the labels of {data.name}'s test images; leave out --labels"
+        )
+    return replace(data, test=RelabelledSplit(data.submission.images, answers), notes=())
+
+
+@lru_cache(maxsize=1)
+def _all_labels(file: Path) -> Labels:
+    return read_labels(file)
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

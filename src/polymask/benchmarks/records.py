@@ -1,0 +1,175 @@
+"""What a benchmark's runs leave on disk, as plain numbers: needs no torch.
+
+The layout, with a job for each domain, or one for all where a method cannot treat them alone:
+
+    RUNS/plan.json                      what was asked for
+    RUNS/METHOD/DOMAIN/seed-0/          a job
+    RUNS/METHOD/together-down/seed-0/   a job with all domains, in the order of the plan
+        result.json                     what it found: a job that has it is done
+        log.jsonl                       its epochs, as they came
+        packs/DOMAIN.safetensors
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from polymask.errors import BenchmarkError
+from polymask.pack import write_atomically
+from polymask.report.results import LayerStatistics
+
+PLAN, RESULT = "plan.json", "result.json"
+
+
+@dataclass(frozen=True)
+class DomainFacts:
+    """A domain of a plan: where its images come from, and how many there are."""
+
+    source: str
+    classes: int
+    train: int
+    val: int
+    test: int | None  # None: its test images have no labels here
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, in words and numbers that other plans can be compared with.
+
+    `methods` are as they were written: a name, or a name with options ("ba2:norms=own").
+    """
+
+    benchmark: str  # imagenet-to-sketch, decathlon, demo, or a folder's name
+    base: str
+    fingerprint: str
+    parameters: int  # of the base, without its classifier
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    recipe: Mapping[str, Any]
+    selection: str  # last, val or test
+    crops: str  # 1, 5, 10 or submission
+    domains: Mapping[str, DomainFacts]  # by name, in the order of ↓
+    own: str | None  # the base's own domain, where it was given
+    own_accuracy: float | None  # of the base's classifier there, in percent
+    deviations: tuple[str, ...]  # from the paper's protocol, a sentence each
+    command: str
+    environment: Mapping[str, str]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `write` wrote."""
+        domains = {
+            name: DomainFacts(**{**facts, "notes": tuple(facts["notes"])})
+            for name, facts in values["domains"].items()
+        }
+        lists = ("methods", "seeds", "deviations")
+        return cls(**{**values, "domains": domains, **{n: tuple(values[n]) for n in lists}})
+
+    def write(self, folder: Path) -> None:
+        """Write plan.json, the whole file or nothing."""
+        _write(folder / PLAN, asdict(self))
+
+
+@dataclass(frozen=True)
+class DomainOutcome:
+    """What a method reached on a domain, and what it keeps for it; accuracies in percent.
+
+    `learned` is the test accuracy right after the domain's own training, `test_accuracy` that when
+    all domains of the job were learned. Both are None where test images have no labels.
+    """
+
+    test_accuracy: float | None
+    learned: float | None
+    val_accuracy: float | None  # of the epoch that was kept, where val was held out
+    epochs: tuple[Mapping[str, Any], ...]  # epoch, loss, train_accuracy, val_accuracy
+    pack_bytes: int
+    bits_per_weight: float
+    components: Mapping[str, int]  # bits
+    layers: tuple[LayerStatistics, ...]  # of methods with affine masks, Piggyback among them
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `Outcome.write` wrote of it."""
+        layers = tuple(LayerStatistics(**layer) for layer in values["layers"])
+        return cls(**{**values, "layers": layers, "epochs": tuple(values["epochs"])})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one job found.
+
+    `direction` is "" for methods that treat domains alone, else "down" or "up": the domains in the
+    plan's order, or in the reverse. `base_after` says what became of the base, where it moves:
+    change, agreement, accuracy_before, accuracy_after.
+    """
+
+    method: str  # as in the plan
+    registered: str  # its registered name
+    options: Mapping[str, Any]
+    seed: int
+    direction: str
+    domains: Mapping[str, DomainOutcome]
+    base_after: Mapping[str, float | None] | None
+    params_paper: float  # #Params for all of the plan's domains and the base's own
+    params_stored: float
+    seconds: float
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `write` wrote."""
+        found = {name: DomainOutcome.from_json(one) for name, one in values["domains"].items()}
+        return cls(**{**values, "domains": found})
+
+    def write(self, folder: Path) -> None:
+        """Write result.json, the whole file or nothing."""
+        _write(folder / RESULT, asdict(self))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A plan, and what its jobs have found so far."""
+
+    plan: Plan
+    outcomes: tuple[Outcome, ...]
+
+
+def read_runs(folder: str | Path) -> Runs:
+    """Read a folder of runs; jobs that are not done are not in it."""
+    folder = Path(folder)
+    plan = Plan.from_json(read_record(folder / PLAN))
+    files = sorted(folder.glob(f"*/*/*/{RESULT}"))
+    found = []
+    for file in files:
+        try:
+            found.append(Outcome.from_json(read_record(file)))
+        except (KeyError, TypeError) as error:
+            raise BenchmarkError(
+                f"{file} is not a result of this version ({error}); delete it and run again"
+            ) from error
+    rank = {method: place for place, method in enumerate(plan.methods)}
+    found.sort(key=lambda o: (rank.get(o.method, len(rank)), o.method, o.direction, o.seed))
+    return Runs(plan, tuple(found))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchmarkError(
+            f"{path} cannot be read: {error.strerror}; give the folder that `polymask benchmark "
+            "--out` wrote"
+        ) from error
+    except ValueError as error:
+        raise BenchmarkError(f"{path} is not JSON ({error}); delete it and run again") from error
+    if not isinstance(content, dict):
+        raise BenchmarkError(f"{path} must be one JSON object; delete it and run again")
+    return content
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -1,0 +1,180 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import polymask as pm
+from image_folders import make_decathlon, make_folder
+from polymask.benchmarks.jobs import BaseName, load_domain_data, parse_method
+from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.protocol import Protocol, deviations
+from polymask.benchmarks.suites import find_suite
+from polymask.recipes import get_recipe
+
+QUICK = get_recipe("quick", side=32, epochs=1)
+
+
+def request(root: Path, out: Path, **changes):
+    given = {
+        "suite": find_suite(str(root), None),
+        "base": BaseName("efficientnet-lite0"),
+        "methods": ("classifier-only", "packnet"),
+        "seeds": (0,),
+        "protocol": Protocol(QUICK),
+        "out": out,
+    }
+    return Request(**given | changes)
+
+
+@pytest.fixture(scope="module")
+def domains(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shapes")
+    for name in ("apples", "pears"):
+        make_folder(root / name)
+    return root
+
+
+def test_sketch_domains_come_in_the_papers_order_whatever_their_folders_are_called(tmp_path):
+    for name in ("flowers", "cubs_cropped", "imagenet", "sketches"):
+        make_folder(tmp_path / name, train=4, test=1)
+    suite = find_suite("imagenet-to-sketch", tmp_path)
+    assert list(suite.domains) == ["cubs", "flowers", "sketch"]
+    assert suite.own == ("imagenet", f"sketch:{tmp_path / 'imagenet'}")
+    assert suite.lacking == ("Stanford Cars", "WikiArt")
+    assert load_domain_data("cubs", suite.domains["cubs"], Protocol(QUICK)).squash
+
+
+def test_decathlon_domains_are_those_with_annotations(tmp_path):
+    make_decathlon(tmp_path, "dtd")
+    make_decathlon(tmp_path, "aircraft")
+    suite = find_suite("decathlon", tmp_path)
+    assert list(suite.domains) == ["aircraft", "dtd"]
+    assert suite.own is None
+    assert "svhn" in suite.lacking
+
+
+def test_two_folders_for_one_domain_are_refused_by_name(tmp_path):
+    for name in ("flowers", "oxford_flowers"):
+        make_folder(tmp_path / name, train=1, test=1)
+    with pytest.raises(pm.BenchmarkError, match="are both Flowers"):
+        find_suite("imagenet-to-sketch", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "data", "message"),
+    [
+        ("decathlon", None, "give --data DIR"),
+        ("decathlon", "nowhere", "is not a folder"),
+        ("decathlon", ".", "has none of the domains of decathlon"),
+        ("decatlon", None, "neither a benchmark"),
+    ],
+)
+def test_what_is_not_there_is_named(tmp_path, benchmark, data, message):
+    with pytest.raises(pm.BenchmarkError, match=message):
+        find_suite(benchmark, None if data is None else tmp_path / data)
+
+
+def test_a_suite_can_be_cut_to_some_domains(domains):
+    suite = find_suite(str(domains), None).only(["pears"])
+    assert list(suite.domains) == ["pears"]
+    assert suite.lacking == ("apples",)
+    with pytest.raises(pm.BenchmarkError, match="no domain 'plums'"):
+        suite.only(["plums"])
+
+
+def test_the_papers_own_protocol_deviates_in_nothing(tmp_path):
+    for name in ("imagenet", "cubs", "cars", "flowers", "wikiart", "sketch"):
+        make_folder(tmp_path / name, train=1, test=1)
+    suite = find_suite("imagenet-to-sketch", tmp_path)
+    paper = Protocol(get_recipe("imagenet-to-sketch"))
+    assert deviations(suite, paper, "torchvision:resnet50", {}) == ()
+    changed = replace(paper, recipe=get_recipe(paper.recipe, epochs=3), selection="test", limit=9)
+    found = deviations(suite, changed, "timm:vit", {"cubs": ("cropped",)})
+    assert [text.split(";")[0] for text in found] == [
+        "base timm:vit",
+        "epochs 3",
+        "selection by test",
+        "at most 9 training images a domain",
+        "cubs: cropped",
+    ]
+
+
+def test_selection_decides_what_is_trained_on(domains):
+    sizes = {}
+    for selection in ("last", "val", "test"):
+        data = load_domain_data("apples", str(domains / "apples"), Protocol(QUICK, selection))
+        sizes[selection] = len(data.train)
+    assert sizes == {"last": 16, "val": 14, "test": 16}
+    assert Protocol(QUICK, "last").training.selection == "last"
+    assert Protocol(QUICK, "test").training.selection == "best"
+
+
+def test_crops_of_a_submission_depend_on_whether_a_domain_may_be_mirrored():
+    rule = Protocol(QUICK, crops="submission")
+    assert (rule.crops_of(True), rule.crops_of(False)) == (10, 5)
+    assert Protocol(QUICK).crops_of(True) == 1
+    with pytest.raises(pm.BenchmarkError, match="crops='3' is not one of"):
+        Protocol(QUICK, crops="3")
+
+
+def test_classes_can_be_cut_for_all_domains_or_for_some(tmp_path):
+    make_folder(tmp_path / "a", classes=4)
+    everywhere = Protocol(QUICK, classes=(("", 3), ("b", 2)))
+    assert everywhere.classes_of("a") == 3
+    assert everywhere.classes_of("b") == 2
+    data = load_domain_data("a", str(tmp_path / "a"), everywhere)
+    assert data.classes == ("class-0", "class-1", "class-2")
+    assert set(data.train.labels.tolist()) == {0, 1, 2}
+    assert any("first 3 of 4 classes" in note for note in data.notes)
+
+
+def test_a_method_may_be_written_with_options():
+    method = parse_method("ba2:norms=affine:norm_reestimate=true:norm_momentum=0.5")
+    assert (method.name, method.norms) == ("ba2", "affine")
+    assert (method.norm_reestimate, method.norm_momentum) == (True, 0.5)
+    with pytest.raises(pm.MethodError):
+        parse_method("ba2:colour=red")
+
+
+def test_ordered_methods_get_one_job_for_each_direction_and_others_one_for_each_domain(
+    domains, tmp_path
+):
+    plan, jobs = make_plan(request(domains, tmp_path / "runs", seeds=(0, 1)))
+    assert list(plan.domains) == ["apples", "pears"]
+    assert [job.folder.relative_to(tmp_path / "runs").as_posix() for job in jobs[:4]] == [
+        "classifier-only/apples/seed-0",
+        "classifier-only/pears/seed-0",
+        "packnet/together-down/seed-0",
+        "packnet/together-up/seed-0",
+    ]
+    assert [name for name, _ in jobs[3].domains] == ["pears", "apples"]
+    assert len(jobs) == 8
+    assert jobs[0].total == 3
+
+
+def test_a_folder_of_runs_takes_more_methods_and_seeds_but_no_other_protocol(domains, tmp_path):
+    out = tmp_path / "runs"
+    make_plan(request(domains, out, methods=("classifier-only",)))
+    plan, jobs = make_plan(request(domains, out, methods=("bn-only",), seeds=(1,)))
+    assert plan.methods == ("classifier-only", "bn-only")
+    assert plan.seeds == (0, 1)
+    assert len(jobs) == 2
+    other = Protocol(get_recipe(QUICK, epochs=2))
+    with pytest.raises(pm.BenchmarkError, match="runs with another recipe"):
+        make_plan(request(domains, out, protocol=other))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"methods": ("bn-only", "bn-only")}, pm.BenchmarkError, "name each once"),
+        ({"methods": ("affine-ful",)}, pm.MethodError, "affine-full"),
+        ({"methods": ("mtan:bogus=1",)}, pm.MethodError, "bogus"),
+        ({"protocol": Protocol(QUICK, classes=(("plums", 2),))}, pm.BenchmarkError, "plums"),
+        ({"base": BaseName("resnet5")}, pm.BaseError, "not known"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_written(domains, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        make_plan(request(domains, tmp_path / "runs", **changes))
+    assert not (tmp_path / "runs").exists()
