@@ -23,7 +23,12 @@ from polymask.report.marks import (
     whole_numbers,
 )
 from polymask.report.palette import MUTED, PAPER
-from polymask.report.results import DomainResult, LayerStatistics, MethodResult
+from polymask.report.results import (
+    DomainResult,
+    EpochPoint,
+    LayerStatistics,
+    MethodResult,
+)
 from polymask.report.wording import bits_text, bytes_text
 
 if TYPE_CHECKING:
@@ -37,6 +42,13 @@ _NARROW = 340  # one of several side by side
 def learning_curves(methods: Sequence[MethodResult], *, name: str) -> str:
     """Accuracy on validation, and below it the training loss, epoch by epoch, for each method."""
     curves = {result.method: result.curve for result in methods if result.curve}
+    return accuracy_and_loss(curves, name=name)
+
+
+def accuracy_and_loss(
+    curves: Mapping[str, Sequence[EpochPoint]], *, name: str, images: str = "validation"
+) -> str:
+    """Accuracy on some images, and below it the training loss: a line for each label."""
     points = [point for curve in curves.values() for point in curve]
     last = max((point.epoch for point in points), default=1)
     lowest = min((point.val_accuracy for point in points), default=0.0)
@@ -56,12 +68,12 @@ def learning_curves(methods: Sequence[MethodResult], *, name: str) -> str:
         _few_ticks(loss, 2)
         accuracy.tick_params(labelbottom=False)
         loss.set_xlabel("epoch")
-        heading(accuracy, "validation accuracy, %")
+        heading(accuracy, f"{images} accuracy, %")
         heading(loss, "training loss")
-        ends = {method: curve[-1].val_accuracy for method, curve in curves.items()}
+        ends = {label: curve[-1].val_accuracy for label, curve in curves.items()}
         end_labels(accuracy, ends)
-        told = ", ".join(f"{method} {end:.1f} %" for method, end in ends.items())
-        return sheet.svg(name, f"Learning curves; validation accuracy at the end: {told}.")
+        told = ", ".join(f"{label} {end:.1f} %" for label, end in ends.items())
+        return sheet.svg(name, f"Learning curves; {images} accuracy at the end: {told}.")
 
 
 def density_by_depth(layers: Mapping[str, Sequence[LayerStatistics]], *, name: str) -> str:

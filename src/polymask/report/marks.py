@@ -6,6 +6,7 @@ Limits of the axes must be set before labels are placed.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -97,22 +98,56 @@ def key(axes: "Axes", rows: Sequence[Sequence[str]], *, marker: str | None = Non
 
 def point_labels(axes: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
     """The name of each point above it, or where it meets no other point or name."""
+    for index, (text, place) in enumerate(zip(points, place_names(axes, points), strict=True)):
+        look = {"color": style_of(index).colour, "ha": "center", "va": "center_baseline"}
+        write(axes, place.x, place.y, shortened(text), transform=axes.transAxes, **look)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the middle of a name goes, in parts of the axes, and whether it has room there."""
+
+    x: float
+    y: float
+    free: bool
+
+
+def place_names(
+    axes: "Axes",
+    points: Mapping[str, tuple[float, float]],
+    *,
+    needed: int | None = None,
+    path: Sequence[tuple[float, float]] = (),
+) -> list[Place]:
+    """A place near each point for its name, those of the first points first.
+
+    From the point with index `needed` on, a name that has no room may be left out, and later names
+    may stand in its place. `path` is a line along the axes' directions that names keep away from.
+    """
     middles = {text: tuple(axes.transData.transform(point)) for text, point in points.items()}
     boxes = [_box(x, y, 12, 12) for x, y in middles.values()]
+    corners = [tuple(axes.transData.transform(point)) for point in path]
+    boxes += [_around(a, b) for a, b in pairwise(corners)]
+    places = []
     for index, (text, (x, y)) in enumerate(middles.items()):
-        text = shortened(text)
-        width = _width(text)
-        places = [(0.0, 14.0), (0.0, -15.0), (10 + width / 2, 0.0), (-10 - width / 2, 0.0)]
+        width = _width(shortened(text))
+        aside, corner = 10 + width / 2, 5 + width / 2
+        offsets = [(0.0, 14.0), (0.0, -15.0), (aside, 0.0), (-aside, 0.0)]
+        offsets += [(corner, 12.0), (corner, -13.0), (-corner, 12.0), (-corner, -13.0)]
         free = [
             (dx, dy)
-            for dx, dy in places
+            for dx, dy in offsets
             if not any(_meet(_box(x + dx, y + dy, width, LINE_HEIGHT), box) for box in boxes)
+            and axes.bbox.x0 <= x + dx - width / 2
+            and x + dx + width / 2 <= axes.bbox.x1 + 8
+            and axes.bbox.y0 <= y + dy - LINE_HEIGHT / 2
         ]
-        dx, dy = (free or places)[0]
-        boxes.append(_box(x + dx, y + dy, width, LINE_HEIGHT))
+        dx, dy = (free or offsets)[0]
+        if free or needed is None or index < needed:
+            boxes.append(_box(x + dx, y + dy, width, LINE_HEIGHT))
         across, up = axes.transAxes.inverted().transform((x + dx, y + dy))
-        look = {"color": style_of(index).colour, "ha": "center", "va": "center_baseline"}
-        write(axes, across, up, text, transform=axes.transAxes, **look)
+        places.append(Place(across, up, bool(free)))
+    return places
 
 
 def shortened(text: str) -> str:
@@ -145,6 +180,10 @@ _Box = tuple[float, float, float, float]  # left, bottom, right, top, in pixels
 
 def _box(x: float, y: float, width: float, height: float) -> _Box:
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _around(a: Sequence[float], b: Sequence[float]) -> _Box:
+    return min(a[0], b[0]), min(a[1], b[1]), max(a[0], b[0]), max(a[1], b[1])
 
 
 def _meet(a: _Box, b: _Box) -> bool:

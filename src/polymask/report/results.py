@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpochPoint:
-    """One epoch of training: its mean loss, then the accuracy on validation in percent."""
+    """One epoch of training: its mean loss, then the accuracy in percent, mostly on validation."""
 
     epoch: int
     loss: float

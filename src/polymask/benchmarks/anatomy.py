@@ -1,0 +1,81 @@
+"""What masks and scalars look like by layer: the parameter analysis of the paper."""
+
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from polymask.benchmarks.tables import ResultTable, Row, domain_outcomes
+from polymask.report.results import LayerStatistics
+
+FULL = "affine-full"
+_PIGGYBACKS = ("piggyback", "piggyback-bn")
+_OTHER_PIGGYBACKS = ("piggyback-star-bn", "piggyback-star")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """One domain of one method, from its first seed: shares in percent, scalars as they are."""
+
+    method: str
+    label: str
+    domain: str
+    layers: tuple[LayerStatistics, ...]
+
+    @property
+    def ones(self) -> float:
+        """The share of ones over all weights."""
+        total = sum(layer.weights for layer in self.layers)
+        return 100 * sum(layer.density * layer.weights for layer in self.layers) / total
+
+    @property
+    def early_ones(self) -> float:
+        """The mean share of ones in the first third of the layers."""
+        return 100 * fmean(layer.density for layer in self.layers[: self._third])
+
+    @property
+    def late_ones(self) -> float:
+        """The mean share of ones in the last third of the layers."""
+        return 100 * fmean(layer.density for layer in self.layers[-self._third :])
+
+    @property
+    def opposite(self) -> float:
+        """The share of layers whose k1 and k2 have opposite signs."""
+        return 100 * fmean(layer.k1 * layer.k2 < 0 for layer in self.layers)
+
+    def magnitude(self, k: str) -> float:
+        """The median over layers of |k1|, |k2| or |k3|."""
+        return median(self._sizes(k))
+
+    def growth(self, k: str) -> float:
+        """The last third's mean magnitude over the first third's; 0 where that is 0."""
+        sizes = self._sizes(k)
+        early, late = fmean(sizes[: self._third]), fmean(sizes[-self._third :])
+        return late / early if early else 0.0
+
+    def _sizes(self, k: str) -> list[float]:
+        return [abs(float(getattr(layer, k))) for layer in self.layers]
+
+    @property
+    def _third(self) -> int:
+        return max(1, len(self.layers) // 3)
+
+
+def find_anatomies(table: ResultTable) -> tuple[Anatomy, ...]:
+    """Piggyback, with own norms too if it was run, and the full model, on every domain."""
+    present = {row.method for row in table.rows if row.outcomes}
+    chosen = [method for method in _PIGGYBACKS if method in present]
+    chosen = chosen or [method for method in _OTHER_PIGGYBACKS if method in present][:1]
+    rows = [table.row(method) for method in (*chosen, FULL)]
+    return tuple(
+        anatomy
+        for row in rows
+        if row is not None
+        for domain in table.plan.domains
+        if (anatomy := _anatomy(row, domain)) is not None
+    )
+
+
+def _anatomy(row: Row, domain: str) -> Anatomy | None:
+    found = domain_outcomes(row, domain)
+    if not found or not found[min(found)].layers:
+        return None
+    return Anatomy(row.method, row.label, domain, found[min(found)].layers)
