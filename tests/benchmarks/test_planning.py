@@ -178,3 +178,11 @@ def test_nonsense_is_refused_before_anything_is_written(domains, tmp_path, chang
     with pytest.raises(error, match=message):
         make_plan(request(domains, tmp_path / "runs", **changes))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_base_is_not_measured_on_classes_that_it_does_not_have(tmp_path):
+    for name in ("imagenet", "flowers"):
+        make_folder(tmp_path / name, train=4, test=1)
+    suite = find_suite("imagenet-to-sketch", tmp_path)
+    with pytest.raises(pm.BenchmarkError, match=r"imagenet has 2 classes, the base's .* 1000"):
+        make_plan(request(tmp_path, tmp_path / "runs", suite=suite))

@@ -14,10 +14,9 @@ from polymask.benchmarks.jobs import BaseName, Job, load_domain_data, parse_meth
 from polymask.benchmarks.protocol import Protocol, deviations
 from polymask.benchmarks.records import PLAN, DomainFacts, Plan, read_record
 from polymask.benchmarks.suites import Suite
-from polymask.data import DomainData
+from polymask.data import DomainData, Loader, cache_splits, eval_transform, shrink_for
 from polymask.domain import skeleton
 from polymask.errors import BenchmarkError, near_matches
-from polymask.learning import make_loaders
 from polymask.model import check_name
 from polymask.predict import accuracy, own_network
 from polymask.run import plain
@@ -77,7 +76,9 @@ def _plan(request: Request, base: Base) -> Plan:
     if before is not None and before.fingerprint == base.fingerprint:
         own_accuracy = before.own_accuracy
     else:
-        own_accuracy = None if suite.own is None else _own_accuracy(base, *suite.own, protocol)
+        own_accuracy = (
+            None if suite.own is None else _own_accuracy(base, *suite.own, protocol, request.cache)
+        )
     earlier_methods = () if before is None else before.methods
     earlier_seeds = () if before is None else before.seeds
     return Plan(
@@ -110,7 +111,9 @@ def _facts(source: str, data: DomainData) -> DomainFacts:
     )
 
 
-def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol) -> float | None:
+def _own_accuracy(
+    base: Base, name: str, source: str, protocol: Protocol, cache: Path | None
+) -> float | None:
     """The accuracy of the base with its own classifier on its own domain's test images."""
     data = load_domain_data(name, source, replace(protocol, limit=None, classes=()))
     if data.test is None or base.head is None:
@@ -121,11 +124,11 @@ def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol) -> flo
             f"{getattr(base.head, 'out_features', 'another form')}; take that folder out of the "
             "data, or give the base that was trained on it"
         )
-    loaders = make_loaders(
-        data, base.input, protocol.training, crops=protocol.crops_of(data.mirror)
-    )
-    assert loaders.test is not None
-    return accuracy(own_network(base), loaders.test, base)
+    spec = protocol.recipe.input(base.input)
+    (cached,) = cache_splits([data.test], shrink_for(data, spec), folder=cache)
+    crops = eval_transform(data, spec, crops=protocol.crops_of(data.mirror))
+    images = Loader(cached, crops, batch_size=64)
+    return accuracy(own_network(base), images, base)
 
 
 def _earlier(out: Path) -> Plan | None:
