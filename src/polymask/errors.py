@@ -37,8 +37,16 @@ class BenchmarkError(PolymaskError):
     """Accuracies, labels or a submission cannot be scored as they are."""
 
 
+class EngineError(PolymaskError):
+    """Jobs cannot be run where they were asked to."""
+
+
 class TrainingError(PolymaskError):
     """Training cannot go on."""
+
+
+class LostProcess(TrainingError):  # noqa: N818 - not this process's fault
+    """A process that trains together with this one is gone."""
 
 
 class InterruptedTraining(TrainingError):  # noqa: N818 - not a fault

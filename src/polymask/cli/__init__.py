@@ -5,6 +5,7 @@ to standard error. Exit codes: 0 done, 1 a problem that one line explains, 2 a c
 sense, 130 stopped on request with everything saved.
 """
 
+import os
 import sys
 
 from polymask.errors import InterruptedTraining, PolymaskError
@@ -17,15 +18,22 @@ def main(arguments: list[str] | None = None) -> int:
     from polymask.cli.parser import parse
 
     verb = parse(arguments)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    me = f"polymask (rank {os.environ['RANK']})" if several else "polymask"
     try:
+        if several and not verb.in_ranks:
+            raise PolymaskError(
+                "torchrun is for learn; start this command without it (benchmark has --workers "
+                "and --engine ray)"
+            )
         verb.execute()
     except InterruptedTraining as stopped:
-        print(f"polymask: {stopped}", file=sys.stderr)
+        print(f"{me}: {stopped}", file=sys.stderr)
         return 130
     except (PolymaskError, ImportError) as error:
         if verb.debug:
             raise
-        print(f"polymask: {error}", file=sys.stderr)
+        print(f"{me}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("polymask: stopped", file=sys.stderr)

@@ -17,3 +17,9 @@ def recipe_overrides(name: str, *, without: Collection[str]) -> Any:
     )
     options.__doc__ = "Fields of the recipe to change; each is as the recipe has it unless given."
     return options
+
+
+def given(overrides: Any) -> dict[str, Any]:
+    """Those of the fields that were given."""
+    values = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
+    return {name: value for name, value in values.items() if value is not None}
