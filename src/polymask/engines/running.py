@@ -1,0 +1,48 @@
+"""One call for jobs, wherever they run."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from polymask.benchmarks.jobs import Job
+from polymask.benchmarks.records import Outcome
+from polymask.engines.local import run_locally
+from polymask.engines.tally import Tally
+from polymask.engines.watcher import Watcher
+from polymask.errors import EngineError
+
+Engine = Literal["local", "ray"]
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    engine: Engine = "local",
+    workers: int = 1,
+    threads: int | None = None,
+    watcher: Watcher | None = None,
+    address: str | None = None,
+    cpus_per_job: float = 1,
+    gpus_per_job: float = 0,
+    shared: str | None = None,
+) -> list[Outcome]:
+    """Do all jobs; those that are done are only read. Gives what was found, in order.
+
+    A job that fails does not stop the others; in the end the failures are one error. Results do not
+    depend on the engine, only on `threads`, those of each job.
+
+    "local" runs jobs in this process, or in `workers` processes. "ray" runs them on the Ray cluster
+    at `address` ("auto", or HOST:PORT; None starts one of its own on this machine), each with
+    `cpus_per_job` and `gpus_per_job`, and again where a worker or a node dies. There the jobs'
+    folders must be on a file system that all nodes share, or `shared` be the URL (of any kind that
+    fsspec knows) of one.
+    """
+    if engine not in get_args(Engine):
+        raise EngineError(f"engine {engine!r} is not one of {', '.join(get_args(Engine))}")
+    tally = Tally(jobs, watcher)
+    if engine == "ray":
+        from polymask.engines.ray_engine import RayOptions, run_on_ray
+
+        run_on_ray(tally, RayOptions(address, cpus_per_job, gpus_per_job, threads, shared))
+    else:
+        run_locally(tally, workers=workers, threads=threads)
+    return tally.result()
