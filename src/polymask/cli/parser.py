@@ -5,10 +5,14 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
+from polymask.cli.benchmarking import Benchmark
 from polymask.cli.converting import Convert
 from polymask.cli.learning import Demo, Learn
 from polymask.cli.packs import Account, List, Methods, Show
+from polymask.cli.pretraining import Pretrain
+from polymask.cli.reporting import Report
 from polymask.cli.scoring import ScoreVerb
+from polymask.cli.serving import Serve
 from polymask.cli.using import Evaluate, Merge, Predict
 from polymask.cli.verb import Verb
 
@@ -16,6 +20,7 @@ VERBS: dict[str, type[Verb]] = {
     "demo": Demo,
     "learn": Learn,
     "convert": Convert,
+    "pretrain": Pretrain,
     "evaluate": Evaluate,
     "predict": Predict,
     "list": List,
@@ -24,6 +29,9 @@ VERBS: dict[str, type[Verb]] = {
     "methods": Methods,
     "account": Account,
     "score": ScoreVerb,
+    "benchmark": Benchmark,
+    "serve": Serve,
+    "report": Report,
 }
 
 

@@ -1,0 +1,192 @@
+"""What the server answers, as the OpenAPI describes it."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from polymask.serve.auto import Ranked
+from polymask.serve.engine import Answer
+from polymask.serve.library import Entry
+
+
+class Guess(BaseModel):
+    """One class and how likely it is."""
+
+    label: str = Field(serialization_alias="class")
+    probability: float
+
+
+class Seen(BaseModel):
+    """What is on one image."""
+
+    top: list[Guess]
+
+
+class Prediction(BaseModel):
+    """What a domain sees on each image."""
+
+    domain: str
+    pack: str = Field(description="sha256 of the pack that answered")
+    warm: bool = Field(description="the domain's network was merged already")
+    milliseconds: float
+    images: list[Seen]
+
+
+class DomainScore(BaseModel):
+    """How well a domain fits an image: larger is better."""
+
+    domain: str
+    score: float
+
+
+class SeenByBest(Seen):
+    """What is on one image, by the domain that fits it best."""
+
+    domain: str
+    pack: str = Field(description="sha256 of the pack that answered")
+    ranking: list[DomainScore]
+
+
+class AutoPrediction(BaseModel):
+    """What the best domain sees on each image."""
+
+    milliseconds: float
+    images: list[SeenByBest]
+
+
+class DomainSummary(BaseModel):
+    """A domain in the list."""
+
+    name: str
+    method: str
+    class_count: int
+    bytes: int
+    test_accuracy: float | None = Field(description="in percent, where the pack says it")
+    warm: bool = Field(description="its network is merged, in the process that answers")
+    sha256: str
+
+
+class DomainDetail(DomainSummary):
+    """A domain with its classes and its numbers."""
+
+    classes: list[str]
+    metrics: dict[str, str | float | None]
+    options: dict[str, str | float | None]
+    input_shape: list[int]
+    base: str
+    written_by: str = Field(description="the version of polymask that wrote the pack")
+
+
+class BaseSummary(BaseModel):
+    """The network that all domains share."""
+
+    name: str
+    fingerprint: str
+
+
+class Rejected(BaseModel):
+    """A pack in the folder that cannot be served."""
+
+    name: str
+    reason: str
+
+
+class DomainList(BaseModel):
+    """The library."""
+
+    base: BaseSummary
+    total: int
+    domains: list[DomainSummary]
+    next: str | None = Field(description="give it as `after` to see more")
+    rejected: list[Rejected]
+    writable: bool = Field(description="whether packs may be uploaded and deleted")
+
+
+class Problem(BaseModel):
+    """Why a request was not answered."""
+
+    error: str
+    request: str = Field(description="the request's id, as in the server's log")
+
+
+def seen(answer: Answer, row: int, top_k: int) -> list[Guess]:
+    """The likeliest classes of one image."""
+    classes = answer.entry.classes
+    values, places = answer.logits[row].softmax(0).topk(min(top_k, len(classes)))
+    found = zip(places.tolist(), values.tolist(), strict=True)
+    return [Guess(label=classes[place], probability=value) for place, value in found]
+
+
+def prediction(answer: Answer, top_k: int, milliseconds: float) -> Prediction:
+    """The answer of one domain."""
+    return Prediction(
+        domain=answer.entry.name,
+        pack=answer.entry.info.manifest.sha256,
+        warm=answer.warm,
+        milliseconds=round(milliseconds, 2),
+        images=[Seen(top=seen(answer, row, top_k)) for row in range(len(answer.logits))],
+    )
+
+
+def auto_prediction(
+    rankings: list[list[Ranked]], top_k: int, milliseconds: float
+) -> AutoPrediction:
+    """The answer of the best domain for each image."""
+    images = []
+    for row, ranking in enumerate(rankings):
+        best = ranking[0].answer
+        images.append(
+            SeenByBest(
+                top=seen(best, row, top_k),
+                domain=best.entry.name,
+                pack=best.entry.info.manifest.sha256,
+                ranking=[
+                    DomainScore(domain=one.answer.entry.name, score=one.score) for one in ranking
+                ],
+            )
+        )
+    return AutoPrediction(milliseconds=round(milliseconds, 2), images=images)
+
+
+def summary(entry: Entry, warm: bool) -> DomainSummary:
+    """A pack in the list."""
+    return DomainSummary(**_summary(entry, warm))
+
+
+def detail(entry: Entry, warm: bool) -> DomainDetail:
+    """A pack with all that its manifest tells."""
+    manifest = entry.info.manifest
+    return DomainDetail(
+        **_summary(entry, warm),
+        classes=entry.classes,
+        metrics=_plain(manifest.metrics),
+        options=_plain(manifest.options),
+        input_shape=list(entry.input.shape),
+        base=manifest.base,
+        written_by=manifest.library,
+    )
+
+
+def _summary(entry: Entry, warm: bool) -> dict[str, Any]:
+    manifest = entry.info.manifest
+    accuracy = _plain(manifest.metrics).get("test_accuracy")
+    return {
+        "name": entry.name,
+        "method": manifest.method,
+        "class_count": len(entry.classes),
+        "bytes": entry.info.bytes,
+        "test_accuracy": accuracy if isinstance(accuracy, float) else None,
+        "warm": warm,
+        "sha256": manifest.sha256,
+    }
+
+
+def _plain(notes: dict[str, Any]) -> dict[str, str | float | None]:
+    """The notes that are single values; a pack may hold anything."""
+    found: dict[str, str | float | None] = {}
+    for name, value in notes.items():
+        if value is None or isinstance(value, str):
+            found[name] = value
+        elif isinstance(value, int | float) and abs(value) < 1e300:
+            found[name] = float(value)
+    return found

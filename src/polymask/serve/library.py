@@ -1,0 +1,257 @@
+"""The folder of packs as it is now: looked at when asked, so a pack that appears is there.
+
+A pack is known by its stamp (inode, time, size), and every look compares stamps. So one that is
+put, replaced or removed by another process is seen by the next request, without a watcher. A pack
+is listed once its head is right: manifest, base, classes and input. Its tensors and its sha256 are
+checked when it is loaded, and an upload's before it becomes visible.
+"""
+
+import contextlib
+import math
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from polymask.base import Base
+from polymask.data.cache import short_side
+from polymask.domain import Domain
+from polymask.errors import DomainError, PackError, PolymaskError
+from polymask.input import InputSpec
+from polymask.loading import load_domain
+from polymask.model import check_name
+from polymask.pack import SUFFIX, PackInfo, inspect
+from polymask.serve.refusal import Refusal, ServeError, no_domain
+
+Stamp = tuple[int, int, int]  # inode, time of the last change in ns, bytes
+
+_LEFTOVER = 3600.0  # seconds after which a half-written upload is nobody's
+
+
+class PackReplaced(PolymaskError):  # noqa: N818 - not a fault
+    """A pack is not the one that was looked at any more: look again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One version of a domain's pack."""
+
+    name: str
+    path: Path
+    stamp: Stamp
+    info: PackInfo
+
+    @cached_property
+    def key(self) -> str:
+        """The name of exactly this version."""
+        return f"{self.name}@{'.'.join(map(str, self.stamp))}"
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The names of the classes."""
+        return self.info.manifest.classes or []
+
+    @cached_property
+    def input(self) -> InputSpec:
+        """How images are fed to it."""
+        return InputSpec(**self.info.manifest.input)
+
+
+class Library:
+    """The domains of a folder that fit a base."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base: Base,
+        *,
+        max_side: int = 1024,
+        forget: Callable[[str], None] = lambda key: None,
+    ) -> None:
+        if not folder.is_dir():
+            raise ServeError(f"there is no library at {folder}; give a folder of packs")
+        self.folder, self.base, self.max_side, self._forget = folder, base, max_side, forget
+        self._lock = threading.Lock()
+        self._known: dict[str, Entry] = {}
+        self._rejected: dict[str, tuple[Stamp, str]] = {}
+        self._remove_leftovers()
+
+    def find(self, name: str) -> Entry:
+        """The domain of this name, as it is on disk now."""
+        try:
+            check_name(name)
+        except DomainError as error:
+            raise no_domain(name) from error
+        path = self.folder / f"{name}{SUFFIX}"
+        for _ in range(10):
+            stamp = _stamp(path)
+            if stamp is None:
+                self._drop(name)
+                raise no_domain(name)
+            with self._lock:
+                known, rejected = self._known.get(name), self._rejected.get(name)
+            if known is not None and known.stamp == stamp:
+                return known
+            if rejected is not None and rejected[0] == stamp:
+                raise Refusal(409, f"the pack of {name} cannot be served: {rejected[1]}")
+            try:
+                entry = Entry(name, path, stamp, inspect(path))
+                self._check_head(entry)
+            except PolymaskError as error:
+                if _stamp(path) == stamp:
+                    self._reject(name, stamp, _without_paths(str(error), path))
+                continue
+            if _stamp(path) == stamp:  # what was read is what was stamped
+                self._drop(name)
+                with self._lock:
+                    self._known[name] = entry
+        raise Refusal(503, f"the pack of {name} changes too fast", headers={"Retry-After": "1"})
+
+    def entries(self) -> list[Entry]:
+        """Every domain that can be served, by name."""
+        try:
+            with os.scandir(self.folder) as files:
+                present = {f.name.removesuffix(SUFFIX) for f in files if _is_pack(f.name)}
+        except OSError as error:
+            raise Refusal(503, "the library's folder cannot be read") from error
+        with self._lock:
+            gone = (self._known.keys() | self._rejected.keys()) - present
+        for name in gone:
+            self._drop(name)
+        found = []
+        for name in sorted(present):
+            with contextlib.suppress(Refusal):
+                found.append(self.find(name))
+        return found
+
+    def rejected(self) -> dict[str, str]:
+        """Packs of the folder that cannot be served, and why; as of the last look."""
+        with self._lock:
+            return {name: reason for name, (_, reason) in sorted(self._rejected.items())}
+
+    def load(self, entry: Entry) -> Domain:
+        """The domain of a pack, everything checked; raise if the file is another one by now."""
+        try:
+            domain = load_domain(entry.path, self.base)
+        except PackError as error:
+            if _stamp(entry.path) != entry.stamp:
+                raise PackReplaced(f"{entry.name} was replaced") from error
+            reason = _without_paths(str(error), entry.path)
+            self._reject(entry.name, entry.stamp, reason)
+            raise Refusal(409, f"the pack of {entry.name} cannot be served: {reason}") from error
+        if _stamp(entry.path) != entry.stamp:
+            raise PackReplaced(f"{entry.name} was replaced")
+        return domain
+
+    def reject(self, entry: Entry, reason: str) -> None:
+        """Serve this version no more."""
+        self._reject(entry.name, entry.stamp, reason)
+
+    def new_upload(self, name: str) -> Path:
+        """An empty hidden file in the folder, for a pack that comes in."""
+        try:
+            handle, path = tempfile.mkstemp(f"{SUFFIX}.tmp", f".{name}.upload-", self.folder)
+        except OSError as error:
+            raise Refusal(507, f"the library cannot be written: {error.strerror}") from error
+        os.close(handle)
+        return Path(path)
+
+    def adopt(self, name: str, upload: Path) -> bool:
+        """Check an upload like any pack, then make it the domain's in one step.
+
+        True if there was none of this name before. The upload is gone afterwards, either way.
+        """
+        path = self.folder / f"{name}{SUFFIX}"
+        try:
+            entry = Entry(name, upload, (0, 0, 0), inspect(upload))
+            self._check_head(entry)
+            load_domain(upload, self.base)
+            with upload.open("rb") as file:
+                os.fsync(file.fileno())
+            upload.chmod(0o644)
+            created = not path.exists()
+            upload.replace(path)
+        except PolymaskError as error:
+            raise Refusal(422, _without_paths(str(error), upload)) from error
+        except OSError as error:
+            raise Refusal(507, f"the pack cannot be stored: {error.strerror}") from error
+        finally:
+            upload.unlink(missing_ok=True)
+        return created
+
+    def remove(self, name: str) -> None:
+        """Delete a domain's pack."""
+        try:
+            check_name(name)
+            (self.folder / f"{name}{SUFFIX}").unlink()
+        except (DomainError, FileNotFoundError) as error:
+            raise no_domain(name) from error
+        except OSError as error:
+            raise Refusal(507, f"the pack cannot be deleted: {error.strerror}") from error
+        self._drop(name)
+
+    def _check_head(self, entry: Entry) -> None:
+        """What can be known of a pack without its tensors."""
+        manifest = entry.info.manifest
+        if manifest.fingerprint != self.base.fingerprint:
+            raise PackError(
+                f"it was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
+                f"this server's is {self.base.name} ({self.base.fingerprint[:12]}…); serve it with "
+                "the base that it was trained on"
+            )
+        if not manifest.classes:
+            raise PackError("it has no classes: it gives features, not predictions")
+        try:
+            spec = entry.input
+            short = short_side(spec)
+        except (TypeError, OverflowError) as error:
+            raise PackError(f"its input makes no sense: {error}") from error
+        channels = self.base.input.shape[0]
+        if len(spec.shape) != 3 or spec.shape[0] != channels or spec.shape[1] != spec.shape[2]:
+            raise PackError(f"its images have shape {spec.shape}; {channels} × N × N is served")
+        if short > self.max_side:
+            raise PackError(f"it asks for images of {short} pixels; {self.max_side} are allowed")
+        weights = sum(site.numel for site in self.base.all_sites.values())
+        bits = sum(math.prod(how["shape"]) for how in manifest.bits.values())
+        if bits > 4 * weights:  # a few bytes of a file may stand for very many bits
+            raise PackError(f"it has {bits:,} mask bits for {weights:,} weights")
+
+    def _reject(self, name: str, stamp: Stamp, reason: str) -> None:
+        self._drop(name)
+        with self._lock:
+            self._rejected[name] = stamp, reason
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            self._rejected.pop(name, None)
+            old = self._known.pop(name, None)
+        if old is not None:
+            self._forget(old.key)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what uploads left behind when their server was killed."""
+        for path in self.folder.glob(f".*.upload-*{SUFFIX}.tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _LEFTOVER:
+                    path.unlink()
+
+
+def _is_pack(file: str) -> bool:
+    return file.endswith(SUFFIX) and not file.startswith(".")
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _without_paths(message: str, path: Path) -> str:
+    """A message for clients: where the server keeps its files is not their business."""
+    return message.replace(str(path), "the pack").replace(str(path.parent), "the library")

@@ -1,0 +1,153 @@
+"""Worker processes, their signals, and what they share. Imports no torch: workers start with it.
+
+SIGTERM and Ctrl-C stop a server gently: no new connections, requests under way are answered, at
+most for `drain` seconds. A worker that dies is replaced; workers whose parent dies stop.
+"""
+
+import ipaddress
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from polymask.serve.refusal import ServeError
+from polymask.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_HEALTH_SECONDS = 60  # a worker that is silent for so long is replaced; a dead one at once
+_CONNECTIONS = 1000  # of a worker
+
+
+def serve(
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    workers: int = 1,
+    drain: int = 30,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; `ready` is told the address before the first request."""
+    listening = _listen(host, port)
+    with listening, tempfile.TemporaryDirectory(prefix="polymask-serve-") as folder:
+        configure = partial(
+            uvicorn.Config,
+            factory=True,
+            host=host,
+            http="polymask.serve.protocol:ImpatientProtocol",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            workers=workers,
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=drain,
+            timeout_worker_healthcheck=_HEALTH_SECONDS,
+        )
+        signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn sends it on at the end
+        url = f"http://{_bracketed(host)}:{listening.getsockname()[1]}"
+        if workers == 1:
+            app = worker_app(settings)
+            ready(url)
+            uvicorn.Server(configure(lambda: app)).run([listening])
+            return
+        shared = Path(folder) / "base.safetensors"
+        _write_base(settings, shared)
+        metrics = Path(folder) / "metrics"
+        metrics.mkdir()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+        ready(url)
+        make = partial(worker_app, settings, shared=shared, parent=os.getpid())
+        try:
+            _Supervisor(configure(make), [listening]).run()
+        finally:
+            del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+
+
+def worker_app(
+    settings: Settings, *, shared: Path | None = None, parent: int | None = None
+) -> "FastAPI":
+    """The app of one worker; `shared` is the base's file, `parent` whom it must not outlive."""
+    import torch
+
+    from polymask.serve.app import create_app, open_base
+    from polymask.serve.security import log_to_stderr
+    from polymask.serve.shared_base import map_base
+
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    log_to_stderr()
+    torch.set_num_threads(settings.threads_each)
+    base = open_base(settings)
+    if shared is not None:
+        map_base(base, shared)
+    return create_app(settings, base)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def loopback_names(host: str) -> tuple[str, ...]:
+    """What a browser on this machine may call a server that listens on loopback."""
+    return ("localhost", "127.0.0.1", "[::1]", _bracketed(host).lower())
+
+
+class _Supervisor(Multiprocess):
+    def keep_subprocess_alive(self) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        before = {process.pid for process in self.processes}
+        super().keep_subprocess_alive()
+        for pid in before - {process.pid for process in self.processes}:
+            mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def _write_base(settings: Settings, path: Path) -> None:
+    from polymask.serve.app import open_base
+    from polymask.serve.shared_base import write_base
+
+    write_base(open_base(settings), path)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        reason: Any = getattr(error, "strerror", None) or error
+        raise ServeError(f"cannot listen on {host}, port {port}: {reason}") from error
+    listening.set_inheritable(True)
+    return listening
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,239 @@
+"""Who may ask, and how much: tokens, host names, bodies; what every answer carries."""
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from secrets import token_hex
+from typing import Annotated, Any
+
+from fastapi import Depends
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from polymask.serve.refusal import Refusal, busy
+from polymask.serve.settings import Settings
+
+LOG = logging.getLogger("polymask.serve")
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+}
+_LOGGERS = {
+    "polymask.serve": logging.INFO,
+    "uvicorn.error": logging.WARNING,
+    "python_multipart": logging.ERROR,  # a client's mistakes are in its answers
+}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+Observe = Callable[[str, int, float], None]  # route, status, seconds
+
+
+class Gate:
+    """The outermost layer: request ids, host names, headers, one line of log for each request."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, observe: Observe) -> None:
+        self.app, self.settings, self.observe = app, settings, observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope)
+        found = _REQUEST_ID.fullmatch(given.get("x-request-id", ""))
+        number = found[0] if found else token_hex(8)
+        scope.setdefault("state", {})["request_id"] = number
+        began, status = time.monotonic(), 0
+        # An answer before the end of the request ends the connection, or the rest would come in.
+        whole = given.get("content-length", "0") == "0" and "transfer-encoding" not in given
+
+        async def receiving() -> Message:
+            nonlocal whole
+            message = await receive()
+            whole = whole or not message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers["X-Request-ID"] = number
+                if not whole:
+                    headers["Connection"] = "close"
+            await send(message)
+
+        try:
+            if self._host_is_known(given.get("host", "")):
+                await self.app(scope, receiving, sending)
+            else:
+                refuse = explain(Refusal(421, "this server is not known by that host name"), number)
+                await refuse(scope, receiving, sending)
+        finally:
+            seconds = time.monotonic() - began
+            route = getattr(scope.get("route"), "path", "other")
+            self.observe(route, status, seconds)
+            if self.settings.log_requests:
+                self._log(scope, number, status, seconds)
+
+    def _host_is_known(self, host: str) -> bool:
+        """A page of another site may have its own name point here; then the name gives it away."""
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        return not self.settings.hosts or name.lower() in self.settings.hosts
+
+    def _log(self, scope: Scope, number: str, status: int, seconds: float) -> None:
+        line = {
+            "request": number,
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": status,
+            "ms": round(1000 * seconds, 1),
+            **scope["state"].get("note", {}),
+        }
+        LOG.info(json.dumps(line))
+
+
+class Tokens:
+    """The bearer token: needed to write, and where it is so set to read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._token, self._for_reads = settings.token, settings.token_for_reads
+        self._writes = settings.allow_writes
+
+    def check_read(self, authorization: str | None) -> None:
+        """Raise unless the sender may read."""
+        if self._for_reads:
+            self._check(authorization)
+
+    def check_write(self, authorization: str | None) -> None:
+        """Raise unless the sender may write."""
+        if not self._writes:
+            raise Refusal(403, "this server takes no packs; its operator can give --token-file")
+        if self._token is not None:
+            self._check(authorization)
+
+    def _check(self, authorization: str | None) -> None:
+        scheme, _, given = (authorization or "").partition(" ")
+        token = (self._token or "").encode()
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
+            raise Refusal(
+                401,
+                "this needs the server's token: Authorization: Bearer TOKEN",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+class Allowed:
+    """A dependency that lets a request through or refuses it, before its body is read."""
+
+    def __init__(self, settings: Settings, *, write: bool) -> None:
+        tokens = Tokens(settings)
+        self._check = tokens.check_write if write else tokens.check_read
+
+    def __call__(
+        self,
+        request: Request,
+        credentials: Annotated[
+            HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))
+        ],
+    ) -> None:
+        """Refuse, or return; `credentials` is how the OpenAPI knows of the token."""
+        self._check(request.headers.get("authorization"))
+
+
+class Bodies:
+    """The bytes of all requests that are being read or answered, bounded."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._held = settings, 0
+
+    @contextmanager
+    def room_for(self, request: Request) -> Iterator[None]:
+        """Admit a body of the length that it says it has, or of the most that is allowed."""
+        most = self._settings.max_body_bytes
+        size = min(declared_length(request, most), most)
+        if self._held + size > max(self._settings.max_bodies_bytes, most):
+            raise busy("too many requests are under way", 1)
+        self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+
+
+def declared_length(request: Request, unknown: int) -> int:
+    """Content-Length, or `unknown`."""
+    given = request.headers.get("content-length", "")
+    return int(given) if given.isdecimal() and len(given) < 19 else unknown
+
+
+async def read(request: Request, limit: int, seconds: float) -> AsyncIterator[bytes]:
+    """The pieces of a body of at most `limit` bytes, all within `seconds`."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Refusal(415, "send the body without a Content-Encoding")
+    if declared_length(request, 0) > limit:
+        raise Refusal(413, f"the body is too large; send at most {limit:,} bytes")
+    pieces, size = request.stream(), 0
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                piece = await anext(pieces)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise Refusal(408, f"the body did not come within {seconds:g} s") from error
+        except ClientDisconnect as error:
+            raise Refusal(400, "the request ended before its body did") from error
+        size += len(piece)
+        if size > limit:
+            raise Refusal(413, f"the body is too large; send at most {limit:,} bytes")
+        if piece:
+            yield piece
+
+
+def explain(refusal: Refusal, request_id: str) -> JSONResponse:
+    """A refusal as an answer."""
+    message = str(refusal).encode("utf-8", "replace").decode()[:1000]
+    content: dict[str, Any] = {"error": message, "request": request_id}
+    return JSONResponse(content, refusal.status, refusal.headers)
+
+
+def log_to_stderr() -> None:
+    """One JSON object a line; never anything of an image."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line())
+    for name, level in _LOGGERS.items():
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+
+
+class _Line(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+        }
+        text = record.getMessage()
+        line |= json.loads(text) if text.startswith("{") else {"message": text}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)

@@ -1,0 +1,129 @@
+"""POST /v1/predict and /v1/predict/auto: what is asked is what is answered."""
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from serving import expected, library, make_app, pack, picture, text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return library(tmp_path_factory.mktemp("served") / "library")
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    with TestClient(make_app(folder), base_url="http://localhost") as client:
+        yield client
+
+
+def probabilities(answer, classes):
+    rows = []
+    for image in answer["images"]:
+        found = {guess["class"]: guess["probability"] for guess in image["top"]}
+        rows.append([found[name] for name in classes])
+    return torch.tensor(rows)
+
+
+def test_a_form_with_images_gets_what_the_classifier_says(client, folder):
+    images = [picture(i) for i in range(3)]
+    files = [("images", (f"{i}.png", data, "image/png")) for i, data in enumerate(images)]
+    reply = client.post("/v1/predict", data={"domain": "d1", "top_k": "3"}, files=files)
+    assert reply.status_code == 200, reply.text
+    found = probabilities(reply.json(), [f"class {i}" for i in range(3)])
+    torch.testing.assert_close(found, expected(folder / "d1.safetensors", images))
+
+
+def test_json_with_base64_gets_the_same_as_a_form(client):
+    data = picture(1, kind="JPEG")
+    form = client.post("/v1/predict", data={"domain": "d0"}, files={"image": data}).json()
+    body = {"domain": "d0", "images": [text(data)]}
+    assert client.post("/v1/predict", json=body).json()["images"] == form["images"]
+
+
+def test_the_answer_names_the_pack_and_as_many_classes_as_asked_for(client, folder):
+    import polymask as pm
+
+    body = {"domain": "d2", "images": [text(picture())], "top_k": 2}
+    answer = client.post("/v1/predict", json=body).json()
+    assert answer["domain"] == "d2"
+    assert answer["pack"] == pm.inspect(folder / "d2.safetensors").manifest.sha256
+    (image,) = answer["images"]
+    first, second = (guess["probability"] for guess in image["top"])
+    assert first >= second
+    body["top_k"] = 1000
+    (image,) = client.post("/v1/predict", json=body).json()["images"]
+    assert len(image["top"]) == 4
+    assert sum(guess["probability"] for guess in image["top"]) == pytest.approx(1)
+
+
+def test_a_second_request_finds_the_domain_warm(tmp_path):
+    with TestClient(make_app(library(tmp_path / "x", 1)), base_url="http://localhost") as client:
+        body = {"domain": "d0", "images": [text(picture())]}
+        warm = [client.post("/v1/predict", json=body).json()["warm"] for _ in range(2)]
+    assert warm == [False, True]
+
+
+def test_a_cache_too_small_for_any_network_still_answers(tmp_path):
+    app = make_app(library(tmp_path / "x", 2), cache_bytes=0)
+    with TestClient(app, base_url="http://localhost") as client:
+        for name in ("d0", "d1", "d0"):
+            body = {"domain": name, "images": [text(picture())]}
+            assert client.post("/v1/predict", json=body).json()["warm"] is False
+
+
+def test_auto_ranks_every_domain_and_answers_with_the_best(client):
+    reply = client.post("/v1/predict/auto", files={"images": picture(5)}, data={"top_k": "1"})
+    assert reply.status_code == 200, reply.text
+    (image,) = reply.json()["images"]
+    assert image["ranking"][0]["domain"] == image["domain"]
+    assert {one["domain"] for one in image["ranking"]} == {"d0", "d1", "d2"}
+    scores = [one["score"] for one in image["ranking"]]
+    assert scores == sorted(scores, reverse=True)
+    body = {"domain": image["domain"], "images": [text(picture(5))], "top_k": 1}
+    assert client.post("/v1/predict", json=body).json()["images"][0]["top"] == image["top"]
+
+
+def test_auto_compares_only_the_domains_that_are_named(client):
+    body = {"images": [text(picture())], "domains": ["d1", "d0"]}
+    (image,) = client.post("/v1/predict/auto", json=body).json()["images"]
+    assert {one["domain"] for one in image["ranking"]} == {"d0", "d1"}
+    form = client.post(
+        "/v1/predict/auto", data={"domains": "d0,d1"}, files={"images": picture()}
+    ).json()
+    assert form["images"] == [image]
+
+
+def test_auto_refuses_more_domains_than_it_may_compare(tmp_path):
+    app = make_app(library(tmp_path / "x", 3), auto_domains=2)
+    with TestClient(app, base_url="http://localhost") as client:
+        reply = client.post("/v1/predict/auto", files={"images": picture()})
+        assert reply.status_code == 422
+        assert "name up to 2" in reply.json()["error"]
+        body = {"images": [text(picture())], "domains": ["d0", "d2"]}
+        assert client.post("/v1/predict/auto", json=body).status_code == 200
+
+
+def test_auto_leaves_out_a_pack_that_turns_out_damaged(tmp_path):
+    folder = library(tmp_path / "x", 2)
+    data = bytearray((folder / "d1.safetensors").read_bytes())
+    data[-1] ^= 1  # of a tensor: the head is still right
+    (folder / "d1.safetensors").write_bytes(data)
+    with TestClient(make_app(folder), base_url="http://localhost") as client:
+        (image,) = client.post("/v1/predict/auto", files={"images": picture()}).json()["images"]
+        assert [one["domain"] for one in image["ranking"]] == ["d0"]
+        body = {"domain": "d1", "images": [text(picture())]}
+        reply = client.post("/v1/predict", json=body)
+        assert reply.status_code == 409
+        assert "sha256" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("method", ["piggyback", "finetune", "classifier-only"])
+def test_domains_of_other_methods_are_served_too(tmp_path, method):
+    pack(tmp_path / "x.safetensors", method=method)
+    with TestClient(make_app(tmp_path), base_url="http://localhost") as client:
+        body = {"domain": "x", "images": [text(picture())], "top_k": 3}
+        reply = client.post("/v1/predict", json=body)
+    found = probabilities(reply.json(), [f"class {i}" for i in range(3)])
+    torch.testing.assert_close(found, expected(tmp_path / "x.safetensors", [picture()]))
