@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from polymask.conversion import convert
     from polymask.data import DomainData, load_data
     from polymask.domain import Domain, new_domain
+    from polymask.engines import run_jobs
     from polymask.errors import (
         BaseError,
         BenchmarkError,
         DataError,
         DomainError,
+        EngineError,
         InputError,
         InterruptedTraining,
         MethodError,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from polymask.model import DomainModel, MultiDomainModel
     from polymask.pack import inspect
     from polymask.predict import evaluate
+    from polymask.pretraining import pretrain
     from polymask.recipes import Recipe, get_recipe
     from polymask.sequence import Fitted, Lesson, fit_all
     from polymask.survey import Site
@@ -44,11 +47,13 @@ _HOME = {
     "conversion": ("convert",),
     "data": ("DomainData", "load_data"),
     "domain": ("Domain", "new_domain"),
+    "engines": ("run_jobs",),
     "errors": (
         "BaseError",
         "BenchmarkError",
         "DataError",
         "DomainError",
+        "EngineError",
         "InputError",
         "InterruptedTraining",
         "MethodError",
@@ -64,6 +69,7 @@ _HOME = {
     "model": ("DomainModel", "MultiDomainModel"),
     "pack": ("inspect",),
     "predict": ("evaluate",),
+    "pretraining": ("pretrain",),
     "recipes": ("Recipe", "get_recipe"),
     "survey": ("Site",),
     "train": ("fit",),

@@ -98,9 +98,14 @@ class Base:
 
     def run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """The features of `images` with some of the network's tensors replaced by `weights`."""
+        named = dict(weights)
+        return self.feed(lambda x: torch.func.functional_call(self.net, named, (x,)), images)
+
+    def feed(self, net: Callable[[Tensor], Any], images: Tensor) -> Tensor:
+        """What `net`, a network of this base's kind, says of a batch that the base can take."""
         self.check_images(images)
         try:
-            return tensor_of(torch.func.functional_call(self.net, dict(weights), (images,)))
+            return tensor_of(net(images))
         except (RuntimeError, ValueError, AssertionError) as error:
             if tuple(images.shape[1:]) == self.input.shape:
                 raise

@@ -17,7 +17,7 @@ Surrogate = Literal["identity", "sigmoid"]
 SURROGATES: tuple[str, ...] = get_args(Surrogate)
 
 
-def threshold(scores: Tensor, at: float) -> Tensor:
+def threshold(scores: Tensor, at: float | Tensor) -> Tensor:
     """h(r): a boolean tensor."""
     return scores >= at
 

@@ -4,7 +4,6 @@ domain.weights(base) -> {state-dict name: tensor}
 logits = domain.head(functional_call(base.net, domain.weights(base), (images,)))
 """
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,15 +16,10 @@ from torch import Tensor, nn
 
 from polymask.base import Base, Momentum
 from polymask.errors import DomainError
+from polymask.merging import merge
 from polymask.methods import Method, Part, Stored, Transform, create_method
 from polymask.norms import OwnNorm
-from polymask.surgery import (
-    copy_with,
-    named_tensors,
-    put_module,
-    put_tensors,
-    structural_copy,
-)
+from polymask.surgery import put_tensors, structural_copy
 from polymask.survey import Site
 
 
@@ -215,30 +209,7 @@ class Domain(nn.Module):
         domain, which may learn on. `compact` leaves out what the domain does not use (channels
         that it switched off), so layers get smaller, and logits differ in rounding.
         """
-        if not self.method.mergeable:
-            raise DomainError(
-                f"{self.method.name} decides by the image what runs, so it cannot be merged into "
-                "one network; call the domain itself, or MultiDomainModel"
-            )
-        own = {id(tensor) for _, tensor in named_tensors(self)}
-        with torch.no_grad(), self.in_eval_mode():
-            weights = self.weights(base)
-            net = copy_with(
-                base.net, {n: t.detach().clone() if id(t) in own else t for n, t in weights.items()}
-            )
-        if compact:
-            for name, transform in self.named_transforms():
-                layer = name.rpartition(".")[0]
-                smaller = transform.compact(net.get_submodule(layer))
-                if smaller is not None:
-                    put_module(net, layer, smaller)
-        if self.head is None:
-            return net
-        head = copy.deepcopy(self.head).requires_grad_(False)
-        if base.classifier is None or not isinstance(base.head, nn.Linear):
-            return nn.Sequential(net, head).eval()
-        put_module(net, base.classifier, head)
-        return net.eval()
+        return merge(self, base, compact=compact)
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:

@@ -15,9 +15,12 @@ from polymask.bits import Bits
 from polymask.domain import Domain
 from polymask.errors import DomainError, InputError, near_matches
 from polymask.loading import load_domain
+from polymask.merged_cache import CacheStats, MergedCache
+from polymask.merging import WorkingNetwork
 from polymask.pack import SUFFIX, packs_in
 from polymask.surgery import tensor_bytes
 
+CACHE_BYTES = 1 << 29  # five networks of ResNet-50's size
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -43,15 +46,24 @@ class DomainModel(nn.Module):
 class MultiDomainModel:
     """One base and any number of domains, for inference.
 
-    The base's network runs one call at a time, because `functional_call` swaps its tensors while
-    it runs: calls from several threads wait for each other. Merged networks do not.
+    A domain runs as a merged network. Those used last are kept, up to `cache_bytes` of memory
+    beyond the base's and the domains' own; calls from several threads run side by side. Where
+    not even one network fits, there is one whose weights are written anew when the domain
+    changes, and calls wait for each other, as they do for methods that cannot be merged.
     """
 
-    def __init__(self, base: Base, library: str | Path | None = None) -> None:
-        self.base = base
+    _working: WorkingNetwork | None
+    _current: Domain | None  # what the working network is now
+    _network: nn.Module | None
+
+    def __init__(
+        self, base: Base, library: str | Path | None = None, *, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.base, self.cache_bytes = base, cache_bytes
         self._domains: dict[str, Domain] = {}
         self._digests: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._forget_networks()
         if library is not None:
             self.load_library(library)
 
@@ -90,11 +102,13 @@ class MultiDomainModel:
         self._check_new(new)
         self._domains[new] = self._domains.pop(old)
         self._digests[new] = self._digests.pop(old)
+        self._cache.drop(old)
 
     def remove(self, name: str) -> None:
         """Drop a domain; its pack, if it has one, stays where it is."""
         self.domain(name)
         del self._domains[name], self._digests[name]
+        self._cache.drop(name)
 
     def domain(self, name: str) -> Domain:
         """The domain of this name."""
@@ -146,12 +160,33 @@ class MultiDomainModel:
             self.base.to(device)
             for domain in self._domains.values():
                 domain.to(device)
+            self._forget_networks()
         return self
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """What the cache of merged networks has done since the domains were last moved."""
+        return self._cache.stats
 
     def _logits(self, name: str, images: Tensor) -> Tensor:
         domain = self.domain(name)
+        if self._working is None:
+            return self.base.feed(self._cache.network(name, domain), images)
         with self._lock:
-            return cast(Tensor, domain(self.base, images))
+            if not domain.method.mergeable:
+                return cast(Tensor, domain(self.base, images))
+            if self._current is not domain:
+                self._current = None  # while it is written, it is nobody's
+                self._network, self._current = self._working.switch(domain), domain
+            assert self._network is not None
+            return self.base.feed(self._network, images)
+
+    def _forget_networks(self) -> None:
+        """Begin with no merged network."""
+        self._cache = MergedCache(self.base, self.cache_bytes, lock=self._lock)
+        one = sum(site.numel * site.dtype.itemsize for site in self.base.sites.values())
+        self._working = WorkingNetwork(self.base) if self.cache_bytes < one else None
+        self._current = self._network = None
 
     def _check_new(self, name: str) -> None:
         check_name(name)

@@ -1,12 +1,12 @@
 """The verb that turns what was fine-tuned elsewhere into a pack: convert."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.overrides import recipe_overrides
+from polymask.cli.overrides import given, recipe_overrides
 from polymask.cli.verb import BaseVerb, table
 from polymask.errors import DomainError, PolymaskError
 from polymask.recipes import Recipe, get_recipe
@@ -31,7 +31,7 @@ class Convert(BaseVerb):
     checkpoint: tyro.conf.Positional[Path]
     """Its state dict: .safetensors, or a .pth that holds nothing but tensors."""
     base: str
-    """The base that it was fine-tuned from: a built-in one, timm:NAME or torchvision:NAME."""
+    """The base that it was fine-tuned from: built-in, timm:NAME, torchvision:NAME or a file."""
     name: str
     """The domain's name: its pack becomes LIBRARY/NAME.safetensors."""
     data: str | None = None
@@ -73,7 +73,7 @@ class Convert(BaseVerb):
             raise DomainError(f"{pack} exists; choose another name, or --force to replace it")
         if self.train_masks and self.data is None:
             raise DomainError("--train-masks needs labelled images; give --data")
-        recipe = get_recipe(self.recipe, **self._changes())
+        recipe = get_recipe(self.recipe, **given(self.overrides))
         names = None if self.classes is None else read_classes(self.classes)
         base = self.open_base(self.base)
         tuned = Finetuned.read(base, self.checkpoint)
@@ -160,10 +160,6 @@ class Convert(BaseVerb):
                 cache=self.cache,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
-
-    def _changes(self) -> dict[str, Any]:
-        given = {f.name: getattr(self.overrides, f.name) for f in fields(self.overrides)}
-        return {name: value for name, value in given.items() if value is not None}
 
     def _result(self, pack: Path, converted: "Converted") -> dict[str, Any]:
         outputs, unrefined = converted.outputs, converted.unrefined

@@ -80,7 +80,7 @@ class Account(Verb):
     """Count the bits of a domain, and #Params for several, as the paper does and as stored."""
 
     base: str = "efficientnet-lite0"
-    """A built-in base, timm:NAME or torchvision:NAME. Its weights are not needed."""
+    """A built-in base, timm:NAME, torchvision:NAME or a base's file. Weights are not needed."""
     method: str = "affine-full"
     """The method's name."""
     domains: int = 2

@@ -4,7 +4,7 @@
 
 W is the base's weight, M the mask, R the scores, k0…k3 scalars of a layer or of an output channel.
 For one weight w it is a choice between two affine maps of it, k0 w + k1 and
-(k0 + k3) w + (k1 + k2), and that is how it is computed. With G = dE/dW~ the gradients are
+(k0 + k3) w + (k1 + k2); `polymask.kernels` computes it. With G = dE/dW~ the gradients are
 
     dk0 = <G, W>   dk1 = <G, 1>   dk2 = <G, M>   dk3 = <G, W∘M>   dR = h~'(R) (k2 + k3 W) G.
 
@@ -14,17 +14,20 @@ start at 0 and k0 at 1, so a fresh domain is the base. Piggyback starts at 1e-2 
 thresholds at 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
-from polymask.binarize import SURROGATES, Surrogate, scale_by_surrogate, threshold
+from polymask.binarize import SURROGATES, Surrogate, threshold
 from polymask.bits import Bits
 from polymask.errors import MethodError
+from polymask.kernels import kernels
+from polymask.kernels.matrices import Matrices
 from polymask.methods.method import Method, NormPolicy, Stored, Transform
 from polymask.survey import Site
 
@@ -89,6 +92,7 @@ class AffineTransform(Transform):
     """One site's scores (or, stored, its packed mask) and scalars."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask"} | dict.fromkeys(NAMES, "scalars")
+    any_layout: ClassVar[bool] = True
 
     scores: nn.Parameter | None
     words: Tensor | None
@@ -101,7 +105,7 @@ class AffineTransform(Transform):
             site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
         )
         # Half-precision weights are learned on in single precision.
-        dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        dtype = self.dtype = site.dtype if site.dtype == torch.float64 else torch.float32
         self.fixed: dict[str, float] = {}
         for name, value in method.coefficients(site).items():
             if value == "learned":
@@ -116,12 +120,23 @@ class AffineTransform(Transform):
     def weight(self, base_weight: Tensor) -> Tensor:
         """W~ by the fused operation; from bits where there are no scores any more."""
         W, ks = base_weight.view(self.view_shape), self._ks()
-        if self.scores is None:
-            out = affine(W, self.mask().view(self.view_shape), *ks)
-        else:
+        if self.scores is not None:
             scores = self.scores.view(self.view_shape)
             out = _AffineMask.apply(W, scores, *ks, self.at, self.surrogate)  # type: ignore[no-untyped-call]
-        return out.view(self.shape)
+            return cast(Tensor, out.reshape(self.shape))
+        if not self._reads_words():
+            return affine(W, self.mask().view(self.view_shape), *ks).view(self.shape)
+        return self.write(base_weight, torch.empty(self.shape, dtype=W.dtype, device=W.device))
+
+    def write(self, base_weight: Tensor, out: Tensor) -> Tensor:
+        """W~ in memory that is there already; straight from bits where that is possible."""
+        if not self._reads_words() or not out.is_contiguous():
+            return super().write(base_weight, out)
+        shape = Matrices(out, self.scalar_shape)
+        W = shape.matrix(base_weight.detach().contiguous())
+        ks = [shape.column(k, self.dtype, out.device) for k in self._ks()]
+        kernels().from_words(W, self.words, ks, shape.matrix(out))
+        return out
 
     def mask(self) -> Tensor:
         """M as a boolean tensor."""
@@ -160,6 +175,12 @@ class AffineTransform(Transform):
     def _ks(self) -> list[Tensor | float]:
         return [self.fixed[n] if n in self.fixed else getattr(self, n) for n in NAMES]
 
+    def _reads_words(self) -> bool:
+        """Whether kernels can take the packed mask: bits lie row after row, and nothing learns."""
+        by_rows = all(size == 1 for size in self.scalar_shape[1:])
+        learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        return self.words is not None and by_rows and not learns and not is_compiling()
+
 
 def affine(
     W: Tensor,
@@ -189,7 +210,11 @@ class _AffineMask(torch.autograd.Function):
         at: float,
         surrogate: Surrogate,
     ) -> Tensor:
-        return affine(W, threshold(scores, at), k0, k1, k2, k3)
+        ks = (k0, k1, k2, k3)
+        shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
+        columns = [shape.column(k, scores.dtype, scores.device) for k in ks]
+        out = kernels().forward(shape.matrix(W), shape.matrix(scores), columns, at)
+        return shape.tensor(out)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -202,21 +227,23 @@ class _AffineMask(torch.autograd.Function):
     def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
         W, scores, *learned = ctx.saved_tensors
         ks = [learned.pop(0) if k is None else k for k in ctx.fixed]
-        _, wants_scores, *wants = ctx.needs_input_grad[:6]
-        G = G.to(scores.dtype)
-        GW = G * W
-        M = threshold(scores, ctx.at)
-        dks: list[Tensor | None] = [None] * 4
-        for i, wanted in enumerate(wants):
-            if wanted:
-                full = GW if i in (0, 3) else G
-                dks[i] = (full * M if i in (2, 3) else full).sum_to_size(ks[i].shape)
-        dR = None
-        if wants_scores:
-            k2 = torch.as_tensor(ks[2], dtype=G.dtype, device=G.device)
-            dR = GW.mul_(ks[3]).addcmul_(G, k2)
-            dR = scale_by_surrogate(dR, scores, ctx.at, ctx.surrogate)
-        return (None, dR, *dks, None, None)
+        shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
+        _, _, *wanted = ctx.needs_input_grad[:6]
+        dR, dks = kernels().backward(
+            *(shape.matrix(t) for t in (G, W, scores)),
+            [shape.column(k, scores.dtype, scores.device) for k in ks],
+            ctx.at,
+            ctx.surrogate,
+            wanted,
+        )
+        shaped = (None if dk is None else dk.view(k.shape) for k, dk in zip(ks, dks, strict=True))
+        return (None, shape.tensor(dR), *shaped, None, None)
+
+
+def _scalar_shape(ks: Sequence[Tensor | float], dimensions: int) -> tuple[int, ...]:
+    """The shape of the scalars that are learned; one number where none is."""
+    shapes = [tuple(k.shape) for k in ks if isinstance(k, Tensor) and k.numel() > 1]
+    return shapes[0] if shapes else (1,) * dimensions
 
 
 def _piggyback(*, norms: NormPolicy, k1: Coefficient = 0.0, threshold: float = 0.0) -> Affine:
@@ -231,7 +258,7 @@ PRESETS: dict[str, Affine] = {
     "affine-simple": Affine(k3=0.0),
     "piggyback": _piggyback(norms="shared", threshold=5e-3),
     "piggyback-bn": _piggyback(norms="own", threshold=5e-3),
-    # The other rows of the paper's ablations (Tables 4 and 5), in their order.
+    # The other rows of the paper's ablations (Tables 5 and 6), in their order.
     "piggyback-star": _piggyback(norms="shared"),
     "piggyback-star-bn": _piggyback(norms="own"),
     "piggyback-star-bn-k1": _piggyback(norms="own", k1="learned"),

@@ -1,0 +1,182 @@
+"""What learning costs: the transform alone, whole steps, waiting for images, two settings."""
+
+import copy
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from cost.flat import FlatMasks
+from cost.network import CLASSES, NAMES, NETWORK, SIDE, worn_domain
+from cost.rivals import MaskedConv, NaiveMasks, lora, piggyback
+from cost.timing import Clock, ratios
+from torch import Tensor, nn
+
+import polymask as pm
+from polymask.kernels import set_kernels
+from polymask.learner import DomainLearner
+from polymask.learning import make_loaders
+from polymask.recipes import get_recipe
+from polymask.zoo import build
+
+BATCH = 8
+
+
+def transform(clock: Clock, rounds: int) -> dict[str, Any]:
+    """W~ of all sites and the gradients of all scores and scalars, against a copy of W."""
+    base = pm.load_base(NETWORK, pretrained=False)
+    domain = worn_domain(base)
+    parts = [(t, base.tensor(name)) for name, t in domain.named_transforms()]
+    gradients = [torch.randn_like(weight) for _, weight in parts]
+    source = torch.randn(sum(weight.numel() for _, weight in parts))
+    target = torch.empty_like(source)
+
+    def with_kernels(kind: str) -> Callable[[], None]:
+        def call() -> None:
+            set_kernels(kind)
+            back([t.weight(weight) for t, weight in parts], gradients, domain)
+
+        return call
+
+    naive = NaiveMasks(base, 2)
+    convs = [MaskedConv(m) for m in base.net.modules() if isinstance(m, nn.Conv2d)]
+    literal = nn.ModuleList(convs)
+    scores = [t.scores.detach() for t, _ in parts]
+    flat = FlatMasks([w for _, w in parts], scores, torch.randn(len(parts), 4))
+    pieces = [gradient.view(-1) for gradient in gradients]
+    calls = {
+        "memcpy": lambda: target.copy_(source),
+        "memcpy again": lambda: target.copy_(source),
+        "naive autograd": lambda: back(naive.weights(), gradients, naive),
+        "literal Piggyback": lambda: back([c.masked() for c in convs], gradients, literal),
+        "eager": with_kernels("eager"),
+        "compiled": with_kernels("compiled"),
+        "flat, compiled": lambda: flat.step(pieces),
+    }
+    seconds = clock.interleaved(calls, rounds)
+    set_kernels("eager")
+    against_naive = ratios(seconds, "naive autograd")
+    return {
+        "weights": source.numel(),
+        "layers": len(parts),
+        "ratios": ratios(seconds, "memcpy"),
+        "times_faster_than_naive": {
+            kind: round(1 / against_naive[kind]["median"], 2) for kind in ("eager", "compiled")
+        },
+    }
+
+
+def back(outputs: list[Tensor], gradients: list[Tensor], module: nn.Module) -> None:
+    torch.autograd.backward(outputs, gradients)
+    module.zero_grad()
+
+
+def step(clock: Clock, rounds: int) -> dict[str, Any]:
+    """Whole training steps, all with fused Adam and channels last, against plain fine-tuning."""
+    net, _ = build(NETWORK, pretrained=False)
+    images = torch.randn(BATCH, 3, SIDE, SIDE).contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(BATCH)
+
+    def masks(kind: str) -> Callable[[], None]:
+        base = pm.load_base(copy.deepcopy(net), name="resnet50", input=pm.InputSpec())
+        run = stepper(pm.DomainModel(base, pm.new_domain(base, "affine-full", NAMES)))
+
+        def call() -> None:
+            set_kernels(kind)
+            run(images, labels)
+
+        return call
+
+    def plain() -> nn.Module:
+        whole = copy.deepcopy(net)
+        whole.fc = nn.Linear(2048, CLASSES)
+        return whole
+
+    models = {
+        "fine-tuning": plain(),
+        "fine-tuning again": plain(),
+        "naive autograd": NaiveMasks(pm.load_base(copy.deepcopy(net), name="resnet50"), CLASSES),
+        "literal Piggyback": piggyback(net, CLASSES),
+        "PEFT LoRA, rank 8": lora(net, CLASSES),
+    }
+    calls = {
+        name: partial(stepper(model), images, labels)
+        for name, model in models.items()
+        if model is not None
+    }
+    calls |= {"masks, eager": masks("eager"), "masks, compiled": masks("compiled")}
+    seconds = clock.interleaved(calls, rounds)
+    set_kernels("eager")
+    return {"side": SIDE, "batch": BATCH, "ratios": ratios(seconds, "fine-tuning")}
+
+
+def stepper(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    """One step of whatever in the model learns."""
+    model.train().to(memory_format=torch.channels_last)
+    if isinstance(model, NaiveMasks):
+        model.base.apply(
+            lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t
+        )
+    learned = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.Adam(learned, 1e-4, fused=True)
+
+    def run(images: Tensor, labels: Tensor) -> None:
+        loss = F.cross_entropy(model(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    return run
+
+
+def data(clock: Clock, rounds: int) -> dict[str, Any]:
+    """The share of training time spent waiting for images; wall-clock, as threads make them."""
+    source, side = "solar-cells", 96
+    images = pm.load_data(source, limit=320)
+    base, recipe = pm.load_base("efficientnet-lite0"), get_recipe("quick", side=side)
+    loaders = make_loaders(images, base.input, recipe)
+    domain = pm.new_domain(base, "affine-full", images.classes, norms="affine").train()
+    learner = DomainLearner(base, domain, recipe)
+    waited = worked = 0.0
+    for epoch in range(2):  # the first one pays for imports
+        waited = worked = 0.0
+        begin = time.perf_counter()
+        for batch, labels in loaders.train.batches(epoch):
+            came = time.perf_counter()
+            learner.step(*learner.placed(batch, labels), float(epoch))
+            done = time.perf_counter()
+            waited, worked, begin = waited + came - begin, worked + done - came, done
+    return {
+        "source": source,
+        "side": side,
+        "base": "efficientnet-lite0",
+        "waiting_share": round(waited / (waited + worked), 4),
+        "loader_images_per_second": round(loaders.train.throughput(2.0), 1),
+        "training_images_per_second": round(len(loaders.train.cache) / (waited + worked), 1),
+    }
+
+
+def settings(clock: Clock, rounds: int) -> dict[str, Any]:
+    """Training steps with channels last and with bfloat16, on two networks."""
+    found = {}
+    for name, side, batch in (("efficientnet-lite0", 96, 8), ("torchvision:resnet18", 96, 8)):
+        base = pm.load_base(name, pretrained=False)
+        calls = {
+            "rows": timed_setting(base, side, batch, channels_last=False, autocast=False),
+            "channels last": timed_setting(base, side, batch, channels_last=True, autocast=False),
+            "bfloat16": timed_setting(base, side, batch, channels_last=True, autocast=True),
+        }
+        found[name] = ratios(clock.interleaved(calls, 3), "rows")
+    return {"side": 96, "batch": 8, "ratios": found}
+
+
+def timed_setting(
+    base: pm.Base, side: int, batch: int, *, channels_last: bool, autocast: bool
+) -> Callable[[], object]:
+    recipe = get_recipe("quick", side=side, channels_last=channels_last, autocast=autocast)
+    domain = pm.new_domain(base, "finetune", NAMES).train()
+    learner = DomainLearner(base, domain, recipe)
+    images, labels = learner.placed(torch.randn(batch, 3, side, side), torch.arange(batch))
+    return lambda: learner.step(images, labels, 0.5)

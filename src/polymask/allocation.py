@@ -1,0 +1,18 @@
+"""How the C library treats memory that is freed."""
+
+import ctypes
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep memory that it frees, for what it needs next; whether that worked.
+
+    A training step takes and frees some hundred megabytes. By default glibc gives them back, and
+    the kernel clears every page that is taken again. What has been taken once then stays taken.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))

@@ -1,0 +1,118 @@
+"""The arithmetic of affine masks in plain torch, a block of weights at a time.
+
+    W~ = (k0 + k3 M) W + (k1 + k2 M)
+
+Whole tensors would go through memory once for every operation, and into fresh pages each time; a
+block of them stays in the cache. `torch.where` is the slowest operation that there is here, so the
+mask is a number: with M in {0, 1} the formula gives the same bits as a choice between two maps.
+
+Matrices are (rows, columns): a row for each set of scalars, so one where a layer shares them. The
+scalars are (rows, 1).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from polymask.binarize import Surrogate, scale_by_surrogate
+
+BLOCK = 1 << 16  # weights for each thread
+
+
+def forward(W: Tensor, R: Tensor, ks: Sequence[Tensor], at: float) -> Tensor:
+    """W~ of thresholded scores R; in W's type."""
+    out = torch.empty_like(W)
+    for w, r, target, *k in _blocks(W, R, out, *ks):
+        _map(w, _mask(r, at), k, target)
+    return out
+
+
+def backward(
+    G: Tensor,
+    W: Tensor,
+    R: Tensor,
+    ks: Sequence[Tensor],
+    at: float,
+    surrogate: Surrogate,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The gradients of the scores and of those scalars that are wanted, from G = dE/dW~.
+
+    dR = h~'(R) (k2 + k3 W) G, and dk0 = <G, W>, dk1 = <G, 1>, dk2 = <G, M>, dk3 = <G, W∘M>.
+    """
+    dR = torch.empty_like(R)
+    sums: list[list[Tensor]] = [[], [], [], []]
+    for g, w, r, target, *k in _blocks(G, W, R, dR, *ks):
+        g = g.to(r.dtype)
+        gw = g * w
+        masked = _mask(r, at) if wanted[2] or wanted[3] else None
+        for i, full in enumerate((gw, g, g, gw)):
+            if wanted[i]:
+                sums[i].append(_row_sums(full, masked if i in (2, 3) else None))
+        torch.mul(gw, k[3], out=target).addcmul_(g, k[2])
+        scale_by_surrogate(target, r, at, surrogate)
+    return dR, [_joined(parts, W.shape[0]) if parts else None for parts in sums]
+
+
+def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
+    """Write W~ of a packed mask (32 bits to a word, row after row) to `out`."""
+    octets = words.view(torch.uint8)
+    zeros_and_ones = _octet_table(ks[0].dtype, words.device)
+    done = 0
+    for w, target, *k in _blocks(W, out, *ks):
+        first, last = done // 8, -(-(done + w.numel()) // 8)
+        mask = zeros_and_ones.index_select(0, octets[first:last].int()).view(-1)
+        mask = mask[done - 8 * first :][: w.numel()].view(w.shape)
+        _map(w, mask, k, target)
+        done += w.numel()
+
+
+def _map(W: Tensor, M: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
+    k0, k1, k2, k3 = ks
+    scale = torch.mul(M, k3).add_(k0)
+    shift = torch.mul(M, k2).add_(k1)
+    torch.add(scale.mul_(W), shift, out=out)
+
+
+def _mask(R: Tensor, at: float) -> Tensor:
+    """1[R >= t] as numbers; comparing into them is faster than turning booleans into them."""
+    return torch.ge(R, at, out=torch.empty_like(R))
+
+
+def _row_sums(values: Tensor, mask: Tensor | None) -> Tensor:
+    if len(values) > 1:
+        return (values if mask is None else values * mask).sum(1, keepdim=True)
+    flat = values.view(-1)
+    total = flat.sum() if mask is None else torch.dot(flat, mask.view(-1))
+    return total.view(1, 1)
+
+
+def _joined(parts: list[Tensor], rows: int) -> Tensor:
+    """Sums of blocks as sums of rows: blocks are pieces of one row, or several rows each."""
+    joined = torch.cat(parts)
+    return joined.sum(0, keepdim=True) if rows == 1 else joined
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Matrices and scalars, a block at a time; the first is a matrix."""
+    first = tensors[0]
+    rows, columns = first.shape
+    # A compiler, and a GPU, want all of it at once.
+    if first.device.type != "cpu" or torch.compiler.is_compiling():
+        return iter([tensors])
+    size = BLOCK * torch.get_num_threads()
+    if rows == 1:
+        count = -(-columns // size)
+        pieces = (torch.split(t, size, 1) if t.shape[1] > 1 else [t] * count for t in tensors)
+    else:
+        pieces = (torch.split(t, max(1, size // columns)) for t in tensors)
+    return zip(*pieces, strict=True)
+
+
+@cache
+def _octet_table(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(256, 8): the bits of each byte, least significant first."""
+    octets = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)
+    return ((octets >> torch.arange(8, dtype=torch.int32, device=device)) & 1).to(dtype)
