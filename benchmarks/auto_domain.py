@@ -1,12 +1,13 @@
-"""Which rule tells an image's domain best, from what every domain's network says of it?
+"""Which rule tells an image's domain best?
 
 polymask demo
-python benchmarks/auto_domain.py --library demo --out results/auto-domain.json
-    [--domain flowers=PATH …]
+python benchmarks/auto_domain.py --library demo --label demo --out results/auto-domain.json
+    [--domain NAME=SOURCE …] [--weights FILE]
 
 Every rule gives a score to (image, domain), and the domain with the largest is chosen. The images
-are test images, the same number for each domain, and no rule has seen them: `right` is the share
-whose own domain was chosen, averaged over domains.
+are test images, the same number for each domain, of classes that the domain knows; no rule has seen
+them. `right` is the share whose own domain was chosen, averaged over domains. A likeness is made
+of up to 256 training images.
 """
 
 import argparse
@@ -21,10 +22,11 @@ from torch import Tensor
 
 import polymask as pm
 from polymask.data import load_data
+from polymask.feed import Feed
+from polymask.likeness import fit, likeness, read_likeness
 from polymask.pack import SUFFIX
 from polymask.predict import logits, network
-from polymask.serve.auto import score
-from polymask.serve.images import Feed
+from polymask.serve import auto
 
 DEMO = ("digits", "letters", "solar-cells")
 
@@ -38,8 +40,8 @@ def margin(z: Tensor) -> Tensor:
     return first - second
 
 
-RULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "the server's": score,
+LOGIT_RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "log mean exp of logits": auto.size,
     "largest probability": lambda z: z.softmax(1).amax(1),
     "largest probability beyond chance": lambda z: (
         (z.softmax(1).amax(1) - 1 / z.shape[1]) / (1 - 1 / z.shape[1])
@@ -48,10 +50,8 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "- entropy": lambda z: -entropy(z),
     "margin of logits": margin,
     "largest logit": lambda z: z.amax(1),
-    "log sum exp": lambda z: z.logsumexp(1),
-    "log sum exp - ln C": lambda z: z.logsumexp(1) - math.log(z.shape[1]),
-    "log sum exp - mean logit": lambda z: z.logsumexp(1) - z.mean(1),
-    "largest logit - mean logit": lambda z: z.amax(1) - z.mean(1),
+    "log sum exp of logits": lambda z: z.logsumexp(1),
+    "log sum exp - mean of logits": lambda z: z.logsumexp(1) - z.mean(1),
     "standard deviation of logits": lambda z: z.std(1),
 }
 
@@ -62,68 +62,77 @@ def main() -> None:
     parser.add_argument("--domain", action="append", default=[], metavar="NAME=SOURCE")
     parser.add_argument("--weights", type=Path, help="of the base, where it needs some")
     parser.add_argument("--images", type=int, default=100, help="of each domain")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--label", default="demo", help="of this library in the results")
+    parser.add_argument("--out", type=Path, help="added to what is in the file")
     options = parser.parse_args()
     sources = {name: name for name in DEMO if (options.library / f"{name}{SUFFIX}").exists()}
     sources |= dict(given.split("=", 1) for given in options.domain)
-    said, right = ask_all(options.library, options.weights, sources, options.images)
-    if __import__("os").environ.get("KEEP"):
-        torch.save((said, right), __import__("os").environ["KEEP"])
-    found = {
-        "domains": {name: {"images": options.images, "accuracy": right[name]} for name in sources},
-        "rules": {
-            label: {
-                "right": float(np.mean(list(shares.values()))),
-                "right_by_domain": shares,
-            }
-            for label, rule in RULES.items()
-            for shares in [chosen_right(rule, said, list(sources))]
-        },
-    }
-    for label, one in sorted(found["rules"].items(), key=lambda item: -item[1]["right"]):
-        each = "  ".join(f"{name} {share:.0%}" for name, share in one["right_by_domain"].items())
-        print(f"{label:36}{one['right']:6.1%}   {each}")
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def ask_all(
-    library: Path, weights: Path | None, sources: dict[str, str], count: int
-) -> tuple[dict[tuple[str, str], Tensor], dict[str, float]]:
-    """Logits of (images' domain, answering domain), and each domain's own accuracy."""
-    paths = {name: library / f"{name}{SUFFIX}" for name in sources}
-    manifest = pm.inspect(next(iter(paths.values()))).manifest
-    base = pm.load_base(manifest.base, weights=weights)
-    images, labels = {}, {}
+    base, domains = load(options.library, options.weights, list(sources))
+    images, labels, likenesses = {}, {}, []
     for name, source in sources.items():
-        data = load_data(source, seed=0)
+        data = load_data(source, seed=0, classes=len(domains[name].classes))
         split = data.test if data.test is not None else data.val
-        places = np.random.default_rng(1).permutation(len(split))[:count]
+        places = np.random.default_rng(1).permutation(len(split))[: options.images]
         images[name] = [split.image(int(place)) for place in places]
         labels[name] = torch.from_numpy(split.labels[places])
-    said, right = {}, {}
-    for name, path in paths.items():
-        domain = pm.load_domain(path, base)
-        net, feed = network(base, domain), Feed(domain.input)
-        for other, pictures in images.items():
-            draw = np.random.default_rng(0)
-            crops = [
-                feed.transform.crop(torch.from_numpy(feed.shrink(picture)).permute(2, 0, 1), draw)
-                for picture in pictures
-            ]
-            said[other, name] = logits(net, feed.batch(torch.stack(crops)))
-        right[name] = float((said[name, name].argmax(1) == labels[name]).float().mean())
-    return said, right
+        likenesses.append(read_likeness(likeness(base, data.train), base.feature_dim))
+    said = {
+        (asked, name): ask(network(base, domain), domain.input, pictures)
+        for name, domain in domains.items()
+        for asked, pictures in images.items()
+    }
+    scores = {
+        label: {a: torch.stack([rule(said[a, name]) for name in sources], 1) for a in sources}
+        for label, rule in LOGIT_RULES.items()
+    }
+    features = {name: ask(base.net, base.input, pictures) for name, pictures in images.items()}
+    scores["cosine to the likeness"] = {
+        name: fit(features[name], torch.stack(likenesses)) for name in sources
+    }
+    accuracies = {
+        name: float((said[name, name].argmax(1) == labels[name]).float().mean()) for name in sources
+    }
+    report = {
+        "base": base.name,
+        "images_of_each_domain": options.images,
+        "accuracy": accuracies,
+        "rules": {label: chosen_right(found) for label, found in scores.items()},
+    }
+    show(report)
+    if options.out is not None:
+        known = json.loads(options.out.read_text()) if options.out.exists() else {}
+        known[options.label] = report
+        options.out.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def chosen_right(
-    rule: Callable[[Tensor], Tensor], said: dict[tuple[str, str], Tensor], names: list[str]
-) -> dict[str, float]:
-    shares = {}
-    for place, name in enumerate(names):
-        scores = torch.stack([rule(said[name, other]) for other in names], 1)
-        shares[name] = float((scores.argmax(1) == place).float().mean())
-    return shares
+def load(library: Path, weights: Path | None, names: list[str]):
+    """The base of a library and the domains of these names."""
+    paths = {name: library / f"{name}{SUFFIX}" for name in names}
+    base = pm.load_base(pm.inspect(paths[names[0]]).manifest.base, weights=weights)
+    return base, {name: pm.load_domain(path, base) for name, path in paths.items()}
+
+
+@torch.no_grad()
+def ask(net: Callable[[Tensor], Tensor], spec: pm.InputSpec, images: list) -> Tensor:
+    feed = Feed(spec)
+    crops = [feed.crop(image) for image in images]
+    return torch.cat([logits(net, feed.batch(crops[i : i + 20])) for i in range(0, len(crops), 20)])
+
+
+def chosen_right(scores: dict[str, Tensor]) -> dict:
+    """The share of each domain's images that a rule gives to it."""
+    shares = {
+        name: float((found.argmax(1) == place).float().mean())
+        for place, (name, found) in enumerate(scores.items())
+    }
+    return {"right": float(np.mean(list(shares.values()))), "by_domain": shares}
+
+
+def show(report: dict) -> None:
+    print("accuracy".ljust(36), {name: f"{one:.0%}" for name, one in report["accuracy"].items()})
+    for label, one in sorted(report["rules"].items(), key=lambda item: -item[1]["right"]):
+        each = "  ".join(f"{name} {share:.0%}" for name, share in one["by_domain"].items())
+        print(f"{label:36}{one['right']:6.1%}   {each}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": page})
 
 
-@pytest.mark.parametrize("tool", ["method_pages", "params_table", "cost_table"])
+@pytest.mark.parametrize("tool", ["method_pages", "params_table", "cost_table", "capacity"])
 def test_pages_that_are_made_from_the_code_are_as_the_code_has_them(tool):
     script = DOCS.parent / "tools" / f"{tool}.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)

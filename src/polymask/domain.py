@@ -66,13 +66,14 @@ class Domain(nn.Module):
     def weights(self, base: Base) -> dict[str, Tensor]:
         """The tensors that this domain puts in place of the base's, by state-dict name."""
         self.check_base(base)
-        weights = {}
+        weights = dict(self.method.together(base, self))
         for name, transform in self.named_transforms():
             if self.training and transform.acts_on_output:
                 weights[name] = transform.layer_weight(base.tensor(name))
                 continue
             site = self.sites[name]
-            weights[name] = transform.weight(base.tensor(name))
+            if name not in weights:
+                weights[name] = transform.weight(base.tensor(name))
             bias = transform.bias(base.tensor(site.bias) if site.has_bias else None)
             if bias is not None:
                 weights[site.bias] = bias

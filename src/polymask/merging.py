@@ -2,12 +2,14 @@
 
 import copy
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from polymask.errors import DomainError
+from polymask.kernels.blocks import BLOCK, move_together, plan
 from polymask.surgery import (
     copy_with,
     named_tensors,
@@ -73,12 +75,12 @@ class WorkingNetwork:
     def _tensors(self, domain: "Domain") -> dict[str, Tensor]:
         """What the domain has in place of the base's tensors; weights written to our memory."""
         tensors: dict[str, Tensor] = {}
+        self._make_room([name for name, _ in domain.named_transforms()])
+        written = domain.method.together(self.base, domain, self._memory)
         for name, transform in domain.named_transforms():
-            weight = self.base.tensor(name)
-            if name not in self._memory:
-                empty = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-                self._memory[name] = nn.Parameter(empty, requires_grad=False)
-            tensors[name] = transform.write(weight, self._memory[name])
+            if name not in written:
+                transform.write(self.base.tensor(name), self._memory[name])
+            tensors[name] = self._memory[name]
             site = domain.sites[name]
             bias = transform.bias(self.base.tensor(site.bias) if site.has_bias else None)
             if bias is not None:
@@ -86,6 +88,17 @@ class WorkingNetwork:
         for norm, own in domain.named_norms():
             tensors |= {f"{norm}.{name}": tensor for name, tensor in own.tensors().items()}
         return tensors
+
+    def _make_room(self, names: Sequence[str]) -> None:
+        """Memory for weights that had none yet, in one buffer where they are of one type."""
+        new = [name for name in names if name not in self._memory]
+        weights = [self.base.tensor(name) for name in new]
+        empty = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in weights]
+        if {w.dtype for w in weights} == {torch.float32}:
+            where = plan(tuple(w.numel() for w in weights), BLOCK, weights[0].device)
+            move_together(where, empty, empty)
+        for name, memory in zip(new, empty, strict=True):
+            self._memory[name] = nn.Parameter(memory, requires_grad=False)
 
     def _put(self, name: str, tensor: Tensor | None) -> None:
         places = self._places.get(name) or [owner_of(self._net, name)]

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,11 @@ from polymask.benchmarks.planning import Request, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.suites import find_suite
 from polymask.engines import Watcher, run_jobs
+from polymask.engines.ray_engine import RAY_SETTINGS
 from polymask.recipes import get_recipe
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+for name, value in RAY_SETTINGS.items():
+    os.environ.setdefault(name, value)
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 psutil = pytest.importorskip("psutil", reason="needs the extra ray")
 
@@ -53,15 +57,28 @@ def files_of(jobs):
     return found
 
 
+def node_settings():
+    """One CPU, and ports known beforehand: a node does not wait for them on a busy machine."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for probe in probes:
+            probe.bind(("", 0))
+        ports = [probe.getsockname()[1] for probe in probes]
+    names = ("metrics_agent_port", "metrics_export_port")
+    names += ("runtime_env_agent_port", "dashboard_agent_listen_port")
+    return {"num_cpus": 1, **dict(zip(names, ports, strict=True))}
+
+
 class Cluster:
     """Two nodes of one CPU each, and the processes that make them up."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster as Nodes
 
-        settings = {"num_cpus": 1, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
-        self.nodes = Nodes(initialize_head=True, head_node_args=settings)
-        self.second = self.nodes.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+        self.nodes = Nodes(
+            initialize_head=True, head_node_args=node_settings() | {"include_dashboard": False}
+        )
+        self.second = self.nodes.add_node(**node_settings())
         self.nodes.wait_for_nodes()
         self.address = self.nodes.address
         self.pids: set[int] = set()

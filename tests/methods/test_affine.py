@@ -12,7 +12,8 @@ import polymask as pm
 from nets import SPEC, batch, tiny_base, trained
 from polymask.binarize import binarize
 from polymask.bits import Bits
-from polymask.methods.affine import ABLATION, PRESETS, Affine, _AffineMask, affine
+from polymask.methods.affine import ABLATION, PRESETS, Affine
+from polymask.methods.affine_map import AffineMask, affine
 
 LEARNED = dict.fromkeys(("k0", "k1", "k2", "k3"), "learned")
 
@@ -93,7 +94,7 @@ def test_the_scores_gradient_has_the_sign_of_the_masks(r, w, g, k2, k3, surrogat
     """Section 3.3 of the paper: sign((E∘h)'(r)) = sign(E'(m)), since h~' > 0."""
     scores = torch.tensor([r], dtype=torch.float64, requires_grad=True)
     W = torch.tensor([w], dtype=torch.float64)
-    out = _AffineMask.apply(W, scores, 1.0, 0.0, k2, k3, 0.0, surrogate)
+    out = AffineMask.apply(W, scores, 1.0, 0.0, k2, k3, 0.0, surrogate)
     (out * g).sum().backward()
     # The same products in the same order: k3 (g w) + k2 g is E'(m).
     of_mask = (g * W) * k3 + g * k2

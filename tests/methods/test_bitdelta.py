@@ -11,7 +11,7 @@ import polymask as pm
 from nets import SPEC, logits, tiny_base, trained
 from polymask.accounting import component_bits
 from polymask.bits import Bits
-from polymask.methods.affine import affine
+from polymask.methods.affine_map import affine
 from polymask.methods.bitdelta import BitDelta, BitDeltaTransform, nearest
 
 changes = st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=40)

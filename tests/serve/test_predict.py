@@ -1,10 +1,16 @@
 """POST /v1/predict and /v1/predict/auto: what is asked is what is answered."""
 
+import io
+
 import pytest
 import torch
+from PIL import Image
 from starlette.testclient import TestClient
 
-from serving import expected, library, make_app, pack, picture, text
+from nets import trained
+from polymask.feed import Feed
+from polymask.likeness import write_likeness
+from serving import BASE, encoded, expected, library, make_app, pack, picture, text
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +99,69 @@ def test_auto_compares_only_the_domains_that_are_named(client):
         "/v1/predict/auto", data={"domains": "d0,d1"}, files={"images": picture()}
     ).json()
     assert form["images"] == [image]
+
+
+def note_likenesses(folder, directions):
+    """Packs x0, x1, … that say what their images look like to the base."""
+    folder.mkdir()
+    for place, direction in enumerate(directions):
+        domain = trained(BASE, classes=place + 2, seed=place)
+        domain.recipe = {"likeness": write_likeness(direction)}
+        domain.save(folder / f"x{place}.safetensors")
+    return folder
+
+
+def base_feature(data):
+    feed = Feed(BASE.input)
+    with torch.no_grad():
+        return BASE.net(feed.batch([feed.crop(Image.open(io.BytesIO(data)).convert("RGB"))]))[0]
+
+
+def test_auto_goes_by_the_likeness_where_every_pack_has_one(tmp_path):
+    images = [picture(0), encoded(Image.new("RGB", (30, 30), "blue"))]
+    own = [base_feature(data) for data in images]
+    folder = note_likenesses(tmp_path / "x", [own[1], own[0], -own[0]])
+    with TestClient(make_app(folder, auto_domains=1), base_url="http://localhost") as client:
+        body = {"images": [text(data) for data in images], "top_k": 9}
+        answer = client.post("/v1/predict/auto", json=body).json()
+        assert answer["rule"] == "likeness"
+        assert [image["domain"] for image in answer["images"]] == ["x1", "x0"]
+        assert answer["images"][0]["ranking"][0]["score"] == pytest.approx(1, abs=1e-3)
+        assert len(answer["images"][0]["ranking"]) == 3
+        for image, data in zip(answer["images"], images, strict=True):
+            body = {"domain": image["domain"], "images": [text(data)], "top_k": 9}
+            assert client.post("/v1/predict", json=body).json()["images"][0]["top"] == image["top"]
+        assert client.app.state.engine.cache.stats.misses == 2, "only the best are merged"
+
+
+def test_auto_takes_the_next_best_domain_if_the_best_turns_out_damaged(tmp_path):
+    own = base_feature(picture())
+    folder = note_likenesses(tmp_path / "x", [own, own + 0.1 * own.roll(1)])
+    data = bytearray((folder / "x0.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "x0.safetensors").write_bytes(data)
+    with TestClient(make_app(folder), base_url="http://localhost") as client:
+        body = {"images": [text(picture())]}
+        (image,) = client.post("/v1/predict/auto", json=body).json()["images"]
+        assert [one["domain"] for one in image["ranking"]] == ["x1"]
+
+
+def test_auto_goes_by_logits_if_one_pack_has_no_likeness(tmp_path):
+    folder = note_likenesses(tmp_path / "x", [base_feature(picture())])
+    pack(folder / "old.safetensors")
+    with TestClient(make_app(folder), base_url="http://localhost") as client:
+        body = {"images": [text(picture())]}
+        assert client.post("/v1/predict/auto", json=body).json()["rule"] == "logits"
+        body["domains"] = ["x0"]
+        assert client.post("/v1/predict/auto", json=body).json()["rule"] == "likeness"
+
+
+def test_the_rule_for_logits_does_not_favour_many_classes():
+    from polymask.serve.auto import by_logits
+
+    scores = by_logits([torch.zeros(1, 2), torch.zeros(1, 1000), torch.tensor([[3.0, 0.0]])])
+    assert scores[0, 0] == scores[0, 1] == 0
+    assert scores[0].argmax() == 2
 
 
 def test_auto_refuses_more_domains_than_it_may_compare(tmp_path):

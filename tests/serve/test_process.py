@@ -101,8 +101,8 @@ def digests(folder):
 
 def test_a_server_told_to_stop_finishes_its_request_and_leaves_nothing(folder, tmp_path):
     with polymask_serve(folder, tmp_path, "--workers", "2") as (process, port):
+        wait_for(lambda: len(workers_of(process)) == 2, process)
         workers = workers_of(process)
-        assert len(workers) == 2
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         connection.putrequest("POST", "/v1/predict")
         for name, value in (JSON | {"Content-Length": str(len(BODY))}).items():
@@ -165,8 +165,8 @@ def test_a_worker_that_is_killed_under_load_harms_neither_library_nor_server(fol
 
 def test_workers_end_when_their_parent_is_killed(folder, tmp_path):
     with polymask_serve(folder, tmp_path, "--workers", "2") as (process, _):
+        wait_for(lambda: len(workers_of(process)) == 2, process)
         workers = workers_of(process)
-        assert workers
         process.kill()
         give_up = time.monotonic() + PATIENCE
         while any(Path(f"/proc/{pid}").exists() for pid in workers):

@@ -31,6 +31,11 @@ from polymask.engines.shared_folder import Mirror, SharedFolder
 from polymask.engines.tally import Tally
 from polymask.errors import EngineError, InterruptedTraining
 
+RAY_SETTINGS = {  # of its environment, where nobody has set them
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_NUM_REDIS_GET_RETRIES": "2",  # to connect: its 20 take a quarter of an hour
+    "RAY_raylet_start_wait_time_s": "120",  # for a node on a busy machine to start
+}
 _RETRIES = 10  # deaths of a worker or a node that one job survives
 _ANSWER = 300.0  # seconds that a node has to look around
 _SAVING = 60.0  # seconds that jobs have to save when the driver is asked to stop
@@ -230,7 +235,8 @@ class _Run:
 def _import_ray() -> Any:
     if find_spec("ray") is None:
         raise EngineError("ray is not installed; pip install 'polymask[ray]'")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     import ray
 
     return ray

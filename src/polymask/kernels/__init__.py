@@ -8,53 +8,46 @@ variable `POLYMASK_KERNELS` sets it for programs that do not.
 import logging
 import os
 from functools import cache
-from types import ModuleType
 from typing import Literal, get_args
 
 import torch
 
 from polymask.errors import PolymaskError
-from polymask.kernels import eager
 
-__all__ = ["KINDS", "Kind", "kernels", "set_kernels"]
+__all__ = ["KINDS", "Kind", "compiled_kernels", "set_kernels"]
 
 Kind = Literal["eager", "compiled"]
 KINDS: tuple[str, ...] = get_args(Kind)
 VARIABLE = "POLYMASK_KERNELS"
 LOG = logging.getLogger("polymask")
 
-_chosen: ModuleType | None = None
+_chosen: str | None = None
 
 
 def set_kernels(kind: str) -> str:
     """Choose "eager" or "compiled" kernels; what is in use from now on.
 
     "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first.
-    Where it does not work, a notice says so and the kernels are eager.
+    Where it does not work, a notice says so and the kernels are eager. Weights that it works on
+    are moved into one buffer; a network that shares its memory with the base no longer does.
     """
     global _chosen
     if kind not in KINDS:
         raise PolymaskError(f"kernels {kind!r} are not known; they are {' or '.join(KINDS)}")
-    _chosen = eager
-    if kind == "compiled":
-        reason = _trouble()
-        if reason is not None:
-            LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
-            return "eager"
-        from polymask.kernels import compiled
-
-        _chosen = compiled
+    if kind == "compiled" and (reason := _trouble()) is not None:
+        LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
+        kind = "eager"
+    _chosen = kind
     return kind
 
 
-def kernels() -> ModuleType:
-    """The kernels in use: `forward`, `backward` and `from_words`."""
+def compiled_kernels() -> bool:
+    """Whether compiled kernels are in use."""
     if torch.compiler.is_compiling():  # on the whole network: it takes plain operations in
-        return eager
+        return False
     if _chosen is None:
         set_kernels(os.environ.get(VARIABLE) or "eager")
-    assert _chosen is not None
-    return _chosen
+    return _chosen == "compiled"
 
 
 @cache
@@ -62,10 +55,9 @@ def _trouble() -> str | None:
     """Why kernels cannot be compiled, in one line; None where they can."""
     from polymask.kernels import compiled
 
-    W = torch.linspace(-1, 1, 1 << 16).view(1, -1)
-    ks = [torch.ones(1, 1)] * 4
+    W, R, K = torch.ones(64, 1024), torch.ones(64, 1024), torch.ones(2, 4)
     try:
-        compiled.forward(W, W, ks, 0.0)
+        compiled.forward(W, R, K, torch.arange(64) // 32, 0.0)
     except RuntimeError as error:  # what torch.compile raises, and its compiler
         return str(error).strip().splitlines()[0]
     return None

@@ -1,10 +1,10 @@
-"""The same arithmetic as `eager`, in one pass over memory each, by torch.compile.
+"""The arithmetic of `eager` over all sites at once, in one pass over memory, by torch.compile.
 
-Sizes are left open when a kernel is compiled, so one serves all sites. Values are those of `eager`
-to the bit; gradients differ in rounding, as sums are taken in another order.
+Weights W and scores R are buffers (blocks, 1024), K (sites, 4) the scalars, `owner` (blocks,) says
+which site a block belongs to. Values are those of `eager` to the bit; gradients differ in rounding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,92 +13,70 @@ from torch import Tensor
 
 from polymask.binarize import Surrogate, threshold
 from polymask.bits import WORD
-from polymask.kernels import eager
 
 
 @torch.no_grad()
-def forward(W: Tensor, R: Tensor, ks: Sequence[Tensor], at: float) -> Tensor:
-    """W~ of thresholded scores R; in W's type."""
-    result: Tensor = _compiled(_forward)(W, R, *ks, _number(at, R))
+def forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float) -> Tensor:
+    """W~ of thresholded scores."""
+    result: Tensor = _run(_forward, W, R, K, owner, _number(at, R))
     return result
 
 
 @torch.no_grad()
 def backward(
-    G: Tensor,
-    W: Tensor,
-    R: Tensor,
-    ks: Sequence[Tensor],
-    at: float,
-    surrogate: Surrogate,
-    wanted: Sequence[bool],
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The gradients of the scores and of those scalars that are wanted, from G = dE/dW~."""
-    inputs = (G, W, R, ks[2], ks[3], _number(at, R), surrogate)
-    if not any(wanted):
-        return _compiled(_scores_gradient)(*inputs), [None] * 4
-    dR, *dks = _compiled(_gradients)(*inputs)
-    return dR, [dk if wish else None for dk, wish in zip(dks, wanted, strict=True)]
+    G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, surrogate: Surrogate
+) -> Tensor:
+    """Turn G = dE/dW~ into the gradient of the scores, in place; give that of K."""
+    sums = _run(_backward, G, W, R, K, owner, _number(at, R), surrogate)
+    return torch.zeros_like(K).index_add_(0, owner, sums)
 
 
 @torch.no_grad()
-def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
-    """Write W~ of a packed mask (32 bits to a word, row after row) to `out`."""
-    rows, columns = W.shape
-    body = columns // WORD if rows == 1 else 0  # words that are full; few weights are left
-    if body:
-        source, target = (t[0, : body * WORD].view(body, WORD) for t in (W, out))
-        _compiled(_from_words)(source, words[:body], *ks, target)
-    if body * WORD < columns:
-        rest = body * WORD
-        eager.from_words(W[:, rest:], words[body:], ks, out[:, rest:])
+def from_words(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor) -> None:
+    """Write W~ of packed masks, (blocks, 32) words, to `out`."""
+    _run(_from_words, W, words, K, owner, out)
 
 
-def _forward(
-    W: Tensor, R: Tensor, k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor, at: Tensor
-) -> Tensor:
-    return _chosen(W, threshold(R, at), k0, k1, k2, k3)
+def _forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor) -> Tensor:
+    return _chosen(W, threshold(R, at), *K[owner].unsqueeze(2).unbind(1))
 
 
 def _chosen(W: Tensor, M: Tensor, k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor) -> Tensor:
-    return torch.where(M, W * (k0 + k3) + (k1 + k2), W * k0 + k1).to(W.dtype)
+    return torch.where(M, W * (k0 + k3) + (k1 + k2), W * k0 + k1)
 
 
-def _scores_gradient(
-    G: Tensor, W: Tensor, R: Tensor, k2: Tensor, k3: Tensor, at: Tensor, surrogate: Surrogate
+def _backward(
+    G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, surrogate: Surrogate
 ) -> Tensor:
-    G = G.to(R.dtype)
-    dR = G * W * k3 + G * k2
-    if surrogate == "identity":
-        return dR
-    slope = torch.sigmoid(R - at)
-    return dR * slope * (1 - slope)
+    _, _, k2, k3 = K[owner].unsqueeze(2).unbind(1)
+    GW, M = G * W, threshold(R, at).to(G.dtype)
+    sums = torch.stack([part.sum(1) for part in (GW, G, G * M, GW * M)], 1)
+    dR = GW * k3 + G * k2
+    if surrogate == "sigmoid":
+        slope = torch.sigmoid(R - at)
+        dR = dR * slope * (1 - slope)
+    G.copy_(dR)
+    return sums
 
 
-def _gradients(
-    G: Tensor, W: Tensor, R: Tensor, k2: Tensor, k3: Tensor, at: Tensor, surrogate: Surrogate
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dR = _scores_gradient(G, W, R, k2, k3, at, surrogate)
-    G = G.to(R.dtype)
-    GW = G * W
-    M = threshold(R, at)
-    nothing = torch.zeros((), dtype=R.dtype, device=R.device)
-    parts = (GW, G, torch.where(M, G, nothing), torch.where(M, GW, nothing))
-    dk0, dk1, dk2, dk3 = (part.sum(1, keepdim=True) for part in parts)
-    return dR, dk0, dk1, dk2, dk3
-
-
-def _from_words(
-    W: Tensor, words: Tensor, k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor, out: Tensor
-) -> None:
+def _from_words(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor) -> None:
     places = torch.arange(WORD, dtype=torch.int32, device=words.device)
-    M = ((words.unsqueeze(1) >> places) & 1).bool()
-    out.copy_(_chosen(W, M, k0, k1, k2, k3))
+    M = ((words.unsqueeze(2) >> places) & 1).bool()
+    ks = K[owner].unsqueeze(2).unsqueeze(3).unbind(1)
+    out.copy_(_chosen(W.view(M.shape), M, *ks).view(W.shape))
+
+
+def _run(function: Callable[..., Any], *inputs: Any) -> Any:
+    # One kernel for all networks: the number of blocks and of sites is left open.
+    for tensor in inputs:
+        if isinstance(tensor, Tensor) and tensor.ndim:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return _compiled(function)(*inputs)
 
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True, fullgraph=True)
+    return torch.compile(function, fullgraph=True)
 
 
 def _number(value: float, like: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polymask.binarize import Surrogate, scale_by_surrogate
 
-BLOCK = 1 << 16  # weights for each thread
+BLOCK = 1 << 18  # weights for each thread
 
 
 def forward(W: Tensor, R: Tensor, ks: Sequence[Tensor], at: float) -> Tensor:
@@ -59,20 +59,30 @@ def backward(
 def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
     """Write W~ of a packed mask (32 bits to a word, row after row) to `out`."""
     octets = words.view(torch.uint8)
-    zeros_and_ones = _octet_table(ks[0].dtype, words.device)
+    bits = _octet_table(ks[0].dtype, words.device)
+    # With one set of scalars a table gives, for each byte, what its eight weights are scaled by.
+    tables = _scale_and_shift(bits, ks) if len(W) == 1 else (bits,)
     done = 0
     for w, target, *k in _blocks(W, out, *ks):
         first, last = done // 8, -(-(done + w.numel()) // 8)
-        mask = zeros_and_ones.index_select(0, octets[first:last].int()).view(-1)
-        mask = mask[done - 8 * first :][: w.numel()].view(w.shape)
-        _map(w, mask, k, target)
+        places = octets[first:last].int()
+        found = [table.index_select(0, places).view(-1) for table in tables]
+        if 8 * len(places) != w.numel():
+            begin = done - 8 * first
+            found = [values[begin : begin + w.numel()] for values in found]
+        found = [values.view(w.shape) for values in found]
+        scale, shift = found if len(W) == 1 else _scale_and_shift(found[0], k)
+        torch.add(scale.mul_(w), shift, out=target)
         done += w.numel()
 
 
-def _map(W: Tensor, M: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
+def _scale_and_shift(M: Tensor, ks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     k0, k1, k2, k3 = ks
-    scale = torch.mul(M, k3).add_(k0)
-    shift = torch.mul(M, k2).add_(k1)
+    return torch.mul(M, k3).add_(k0), torch.mul(M, k2).add_(k1)
+
+
+def _map(W: Tensor, M: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
+    scale, shift = _scale_and_shift(M, ks)
     torch.add(scale.mul_(W), shift, out=out)
 
 

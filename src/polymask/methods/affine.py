@@ -14,22 +14,26 @@ start at 0 and k0 at 1, so a fresh domain is the base. Piggyback starts at 1e-2 
 thresholds at 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 from polymask.binarize import SURROGATES, Surrogate, threshold
 from polymask.bits import Bits
 from polymask.errors import MethodError
-from polymask.kernels import kernels
+from polymask.kernels import compiled_kernels, eager
 from polymask.kernels.matrices import Matrices
+from polymask.methods.affine_map import AffineMask, affine
 from polymask.methods.method import Method, NormPolicy, Stored, Transform
 from polymask.survey import Site
+
+if TYPE_CHECKING:
+    from polymask.base import Base
+    from polymask.domain import Domain
 
 Coefficient = float | Literal["learned"]
 NAMES = ("k0", "k1", "k2", "k3")
@@ -80,6 +84,20 @@ class Affine(Method):
         """Scores for every weight of the site, and the scalars that are learned."""
         return AffineTransform(self, site)
 
+    def together(
+        self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        """All sites in one operation, where compiled kernels are in use."""
+        if not compiled_kernels():
+            return {}
+        from polymask.methods.affine_fused import fused_weights
+
+        transforms = {n: cast(AffineTransform, t) for n, t in domain.named_transforms()}
+        weights = [base.tensor(name) for name in transforms]
+        memory = None if out is None else [out[name] for name in transforms]
+        made = fused_weights(weights, list(transforms.values()), memory)
+        return {} if made is None else dict(zip(transforms, made, strict=True))
+
     def coefficients(self, site: Site) -> dict[str, Coefficient]:
         """The four scalars of a site, with "auto" decided."""
         chosen = {name: getattr(self, name) for name in NAMES}
@@ -106,6 +124,7 @@ class AffineTransform(Transform):
         )
         # Half-precision weights are learned on in single precision.
         dtype = self.dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        self.scalar_count = torch.Size(self.scalar_shape).numel()
         self.fixed: dict[str, float] = {}
         for name, value in method.coefficients(site).items():
             if value == "learned":
@@ -119,10 +138,10 @@ class AffineTransform(Transform):
 
     def weight(self, base_weight: Tensor) -> Tensor:
         """W~ by the fused operation; from bits where there are no scores any more."""
-        W, ks = base_weight.view(self.view_shape), self._ks()
+        W, ks = base_weight.view(self.view_shape), self.coefficients()
         if self.scores is not None:
             scores = self.scores.view(self.view_shape)
-            out = _AffineMask.apply(W, scores, *ks, self.at, self.surrogate)  # type: ignore[no-untyped-call]
+            out = AffineMask.apply(W, scores, *ks, self.at, self.surrogate)  # type: ignore[no-untyped-call]
             return cast(Tensor, out.reshape(self.shape))
         if not self._reads_words():
             return affine(W, self.mask().view(self.view_shape), *ks).view(self.shape)
@@ -130,12 +149,13 @@ class AffineTransform(Transform):
 
     def write(self, base_weight: Tensor, out: Tensor) -> Tensor:
         """W~ in memory that is there already; straight from bits where that is possible."""
-        if not self._reads_words() or not out.is_contiguous():
+        words = self.words
+        if words is None or not self._reads_words() or not out.is_contiguous():
             return super().write(base_weight, out)
         shape = Matrices(out, self.scalar_shape)
         W = shape.matrix(base_weight.detach().contiguous())
-        ks = [shape.column(k, self.dtype, out.device) for k in self._ks()]
-        kernels().from_words(W, self.words, ks, shape.matrix(out))
+        ks = [shape.column(k, self.dtype, out.device) for k in self.coefficients()]
+        eager.from_words(W, words, ks, shape.matrix(out))
         return out
 
     def mask(self) -> Tensor:
@@ -149,7 +169,7 @@ class AffineTransform(Transform):
         """k0…k3, fixed or learned, each of one number or one per output channel."""
         return {
             name: torch.as_tensor(k).detach().reshape(-1)
-            for name, k in zip(NAMES, self._ks(), strict=True)
+            for name, k in zip(NAMES, self.coefficients(), strict=True)
         }
 
     def stored(self) -> dict[str, Stored]:
@@ -157,7 +177,7 @@ class AffineTransform(Transform):
         bits = Bits.of(self.mask()) if self.words is None else Bits(self.words, self.shape)
         learned = {
             name: k.detach().reshape(-1)
-            for name, k in zip(NAMES, self._ks(), strict=True)
+            for name, k in zip(NAMES, self.coefficients(), strict=True)
             if isinstance(k, Tensor)
         }
         return {"mask": bits, **learned}
@@ -172,78 +192,15 @@ class AffineTransform(Transform):
                 self.register_parameter(name, scalar)
         self.scores = None
 
-    def _ks(self) -> list[Tensor | float]:
+    def coefficients(self) -> list[Tensor | float]:
+        """k0…k3 as they are: fixed numbers, or tensors that are learned."""
         return [self.fixed[n] if n in self.fixed else getattr(self, n) for n in NAMES]
 
     def _reads_words(self) -> bool:
         """Whether kernels can take the packed mask: bits lie row after row, and nothing learns."""
         by_rows = all(size == 1 for size in self.scalar_shape[1:])
         learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
-        return self.words is not None and by_rows and not learns and not is_compiling()
-
-
-def affine(
-    W: Tensor,
-    M: Tensor,
-    k0: Tensor | float,
-    k1: Tensor | float,
-    k2: Tensor | float,
-    k3: Tensor | float,
-) -> Tensor:
-    """k0 W + k1 + k2 M + k3 W∘M, as the choice between two affine maps; in W's type."""
-    zeros = (W * k0).add_(k1)
-    ones = (W * (k0 + k3)).add_(k1 + k2)
-    return torch.where(M, ones, zeros).to(W.dtype)
-
-
-class _AffineMask(torch.autograd.Function):
-    """`affine` of thresholded scores; keeps nothing for backward but its inputs."""
-
-    @staticmethod
-    def forward(
-        W: Tensor,
-        scores: Tensor,
-        k0: Tensor | float,
-        k1: Tensor | float,
-        k2: Tensor | float,
-        k3: Tensor | float,
-        at: float,
-        surrogate: Surrogate,
-    ) -> Tensor:
-        ks = (k0, k1, k2, k3)
-        shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
-        columns = [shape.column(k, scores.dtype, scores.device) for k in ks]
-        out = kernels().forward(shape.matrix(W), shape.matrix(scores), columns, at)
-        return shape.tensor(out)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        W, scores, *ks, ctx.at, ctx.surrogate = inputs
-        ctx.fixed = [None if isinstance(k, Tensor) else k for k in ks]
-        ctx.save_for_backward(W, scores, *(k for k in ks if isinstance(k, Tensor)))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
-        W, scores, *learned = ctx.saved_tensors
-        ks = [learned.pop(0) if k is None else k for k in ctx.fixed]
-        shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
-        _, _, *wanted = ctx.needs_input_grad[:6]
-        dR, dks = kernels().backward(
-            *(shape.matrix(t) for t in (G, W, scores)),
-            [shape.column(k, scores.dtype, scores.device) for k in ks],
-            ctx.at,
-            ctx.surrogate,
-            wanted,
-        )
-        shaped = (None if dk is None else dk.view(k.shape) for k, dk in zip(ks, dks, strict=True))
-        return (None, shape.tensor(dR), *shaped, None, None)
-
-
-def _scalar_shape(ks: Sequence[Tensor | float], dimensions: int) -> tuple[int, ...]:
-    """The shape of the scalars that are learned; one number where none is."""
-    shapes = [tuple(k.shape) for k in ks if isinstance(k, Tensor) and k.numel() > 1]
-    return shapes[0] if shapes else (1,) * dimensions
+        return by_rows and not learns and not is_compiling()
 
 
 def _piggyback(*, norms: NormPolicy, k1: Coefficient = 0.0, threshold: float = 0.0) -> Affine:

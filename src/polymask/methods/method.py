@@ -190,6 +190,15 @@ class Method(ABC):
     def transform(self, site: Site) -> Transform | None:
         """What the domain learns at one site; None leaves the site as the base has it."""
 
+    def together(
+        self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        """W~ of sites in one operation, where that is faster; the others are made one by one.
+
+        With `out`, W~ is written to memory that is there already, for inference.
+        """
+        return {}
+
     def route(self, base: "Base") -> Route | None:
         """How images go through the base, for the few methods where activations decide."""
         return None

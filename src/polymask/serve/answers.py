@@ -4,9 +4,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from polymask.serve.auto import Ranked
-from polymask.serve.engine import Answer
+from polymask.serve.auto import Rule
+from polymask.serve.engine import Answer, Best
 from polymask.serve.library import Entry
+
+_RANKED = 20
 
 
 class Guess(BaseModel):
@@ -44,12 +46,13 @@ class SeenByBest(Seen):
 
     domain: str
     pack: str = Field(description="sha256 of the pack that answered")
-    ranking: list[DomainScore]
+    ranking: list[DomainScore] = Field(description="the best domains, at most 20")
 
 
 class AutoPrediction(BaseModel):
     """What the best domain sees on each image."""
 
+    rule: Rule = Field(description="what the scores are: see docs/serve.md")
     milliseconds: float
     images: list[SeenByBest]
 
@@ -128,24 +131,21 @@ def prediction(answer: Answer, top_k: int, milliseconds: float) -> Prediction:
     )
 
 
-def auto_prediction(
-    rankings: list[list[Ranked]], top_k: int, milliseconds: float
-) -> AutoPrediction:
+def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPrediction:
     """The answer of the best domain for each image."""
     images = []
-    for row, ranking in enumerate(rankings):
-        best = ranking[0].answer
+    for answer, ranking in zip(best.answers, best.rankings, strict=True):
         images.append(
             SeenByBest(
-                top=seen(best, row, top_k),
-                domain=best.entry.name,
-                pack=best.entry.info.manifest.sha256,
+                top=seen(answer, 0, top_k),
+                domain=answer.entry.name,
+                pack=answer.entry.info.manifest.sha256,
                 ranking=[
-                    DomainScore(domain=one.answer.entry.name, score=one.score) for one in ranking
+                    DomainScore(domain=one.entry.name, score=one.score) for one in ranking[:_RANKED]
                 ],
             )
         )
-    return AutoPrediction(milliseconds=round(milliseconds, 2), images=images)
+    return AutoPrediction(rule=best.rule, milliseconds=round(milliseconds, 2), images=images)
 
 
 def summary(entry: Entry, warm: bool) -> DomainSummary:

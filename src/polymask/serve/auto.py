@@ -1,37 +1,61 @@
-"""Which domain an image belongs to, told from what every domain says of it.
+"""Which domain an image belongs to.
 
-    score(image, domain) = log Σ_c exp(logit_c)
+Where every domain that is compared has a likeness in its pack, by the base's own feature f(image):
 
-the negative free energy of the domain's logits. A network answers images like those that it
-learned from with large logits, and others with small ones.
+    score(image, domain) = cos(f(image), likeness of the domain)
+
+one run of the base, however many domains there are. Otherwise every domain's network is run, and
+
+    score(image, domain) = log mean_c exp(logit_c)
+
+which is weaker: how large a network's logits are depends on much besides the image. Measured by
+benchmarks/auto_domain.py.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from polymask.serve.engine import Answer
+from polymask.likeness import fit
+from polymask.serve.library import Entry
+
+Rule = Literal["likeness", "logits"]
 
 
 @dataclass(frozen=True)
 class Ranked:
     """One domain's score for one image, larger is better."""
 
-    answer: Answer
+    entry: Entry
     score: float
 
 
-def rank(answers: Sequence[Answer]) -> list[list[Ranked]]:
-    """For every image the domains, the likeliest first; equal scores in order of names."""
-    scores = [score(answer.logits).tolist() for answer in answers]
-    rankings = []
-    for image in range(len(scores[0])):
-        row = [Ranked(answer, found[image]) for answer, found in zip(answers, scores, strict=True)]
-        rankings.append(sorted(row, key=lambda one: (-one.score, one.answer.entry.name)))
-    return rankings
+def rank(entries: Sequence[Entry], scores: Tensor) -> list[list[Ranked]]:
+    """For every image the domains, the likeliest first, of scores (N, domains).
+
+    Equal scores stay in the order of `entries`.
+    """
+    orders = scores.argsort(dim=1, descending=True, stable=True).tolist()
+    return [
+        [Ranked(entries[place], float(row[place])) for place in order]
+        for order, row in zip(orders, scores.tolist(), strict=True)
+    ]
 
 
-def score(logits: Tensor) -> Tensor:
-    """(N,) of logits (N, classes)."""
-    return logits.logsumexp(1)
+def by_likeness(features: Tensor, entries: Sequence[Entry]) -> Tensor:
+    """Scores (N, domains) of the base's features (N, size)."""
+    likenesses = [entry.likeness for entry in entries if entry.likeness is not None]
+    return fit(features, torch.stack(likenesses))
+
+
+def by_logits(logits: Sequence[Tensor]) -> Tensor:
+    """Scores (N, domains) of what each domain says, (N, its classes)."""
+    return torch.stack([size(one) for one in logits], 1)
+
+
+def size(logits: Tensor) -> Tensor:
+    """Log mean_c exp(logit_c), (N,), of logits (N, classes)."""
+    return logits.logsumexp(1) - torch.tensor(logits.shape[1]).log()

@@ -5,9 +5,9 @@ It knows nothing of HTTP, and is what a worker process and a Ray replica have in
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,11 +17,14 @@ from torch import Tensor
 from polymask.base import Base
 from polymask.merged_cache import MergedCache
 from polymask.predict import logits
+from polymask.serve import auto
 from polymask.serve.batcher import Batcher
 from polymask.serve.images import crops_of, feed_of
 from polymask.serve.library import Entry, Library, PackReplaced
 from polymask.serve.refusal import Refusal
 from polymask.serve.settings import Settings
+from polymask.surgery import structural_copy
+from polymask.survey import tensor_of
 
 R = TypeVar("R")
 
@@ -35,6 +38,28 @@ class Answer:
     entry: Entry
     logits: Tensor  # (N, classes)
     warm: bool  # its network was there already
+
+    def row(self, place: int) -> "Answer":
+        """The answer for one of the images."""
+        return replace(self, logits=self.logits[place : place + 1])
+
+
+@dataclass(frozen=True)
+class Best:
+    """For each image the domains in order, and what the first of them says."""
+
+    rule: auto.Rule
+    rankings: list[list[auto.Ranked]]
+    answers: list[Answer]
+
+
+class Features:
+    """The base itself, run for its features; with module objects that any thread may call."""
+
+    key = "base"  # domains' keys hold an @
+
+    def __init__(self, base: Base) -> None:
+        self.net, self.input = structural_copy(base.net), base.input
 
 
 class Engine:
@@ -54,7 +79,8 @@ class Engine:
         self.library = Library(
             settings.library, base, max_side=settings.max_side, forget=self.cache.drop
         )
-        self.batcher: Batcher[Entry] = Batcher(
+        self._features = Features(base)
+        self.batcher: Batcher[Entry | Features] = Batcher(
             self._run,
             window=settings.window,
             max_batch=settings.max_batch,
@@ -69,31 +95,20 @@ class Engine:
         with self.batcher.room_for(len(images)):
             return await self._in_time(self._predict(name, images))
 
-    async def predict_all(
-        self, names: Sequence[str] | None, images: Sequence[bytes]
-    ) -> list[Answer]:
-        """What several domains say of the same image files; all of them where none is named.
+    async def predict_best(self, names: Sequence[str] | None, images: Sequence[bytes]) -> Best:
+        """What the domain that fits best says of each image; of all domains where none is named.
 
         A domain that vanishes or cannot be loaded meanwhile is left out.
         """
         entries = await self.aside(self._several, names)
-        most = self.settings.auto_domains
         if not entries:
             raise Refusal(404, "the library has no domain to compare")
-        if len(entries) > most:
-            raise Refusal(
-                422,
-                f"{len(entries)} domains are too many to compare; name up to {most} in `domains`",
-            )
-        cost = len(images) * len(entries)
-        if cost > self.settings.max_queue:
-            raise Refusal(
-                422,
-                f"{len(images)} images for {len(entries)} domains are {cost} runs of the network; "
-                f"{self.settings.max_queue} are allowed: send fewer images or name some `domains`",
-            )
-        with self.batcher.room_for(cost):
-            return await self._in_time(self._predict_all(entries, images))
+        if all(entry.likeness is not None for entry in entries):
+            with self.batcher.room_for(2 * len(images)):
+                return await self._in_time(self._best_by_likeness(entries, images))
+        self._check_cost(len(entries), len(images))
+        with self.batcher.room_for(len(images) * len(entries)):
+            return await self._in_time(self._best_by_logits(entries, images))
 
     async def aside(self, work: Callable[..., R], *arguments: object) -> R:
         """Run what may take long, or wait for a disk, beside the event loop."""
@@ -126,7 +141,41 @@ class Engine:
                 continue
         raise Refusal(503, f"the pack of {name} changes too fast", headers={"Retry-After": "1"})
 
-    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
+    async def _best_by_likeness(self, entries: list[Entry], images: Sequence[bytes]) -> Best:
+        spec = self._features.input
+        crops = await self.aside(crops_of, spec, images, self.settings.max_pixels)
+        features = await self.batcher.submit(self._features, crops)
+        for _ in range(_LOOKS):
+            rankings = auto.rank(entries, auto.by_likeness(features, entries))
+            rows: dict[str, list[int]] = {}
+            for row, ranking in enumerate(rankings):
+                rows.setdefault(ranking[0].entry.name, []).append(row)
+            asked = (
+                self._predict(name, [images[i] for i in where]) for name, where in rows.items()
+            )
+            found = dict(
+                zip(rows, await asyncio.gather(*asked, return_exceptions=True), strict=True)
+            )
+            gone = {name for name, answer in found.items() if isinstance(answer, Refusal)}
+            if not gone:
+                return Best("likeness", rankings, _in_order(rows, found, len(images)))
+            entries = [entry for entry in entries if entry.name not in gone]
+            if not entries:
+                break
+        raise Refusal(503, "no domain could answer", headers={"Retry-After": "1"})
+
+    async def _best_by_logits(self, entries: list[Entry], images: Sequence[bytes]) -> Best:
+        answers = await self._ask_all(entries, images)
+        if not answers:
+            raise Refusal(503, "no domain could answer", headers={"Retry-After": "1"})
+        scores = auto.by_logits([answer.logits for answer in answers])
+        rankings = auto.rank([answer.entry for answer in answers], scores)
+        said = {answer.entry.name: answer for answer in answers}
+        best = [said[ranking[0].entry.name].row(row) for row, ranking in enumerate(rankings)]
+        return Best("logits", rankings, best)
+
+    async def _ask_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
+        """What each domain says, without those that cannot."""
         crops = {}
         for spec in {entry.input for entry in entries}:
             crops[spec] = await self.aside(crops_of, spec, images, self.settings.max_pixels)
@@ -142,9 +191,22 @@ class Engine:
             if isinstance(result, BaseException):
                 raise result
             answers.append(Answer(entry, result, entry.key in warm))
-        if not answers:
-            raise Refusal(503, "no domain could answer", headers={"Retry-After": "1"})
         return answers
+
+    def _check_cost(self, domains: int, images: int) -> None:
+        most, queue = self.settings.auto_domains, self.settings.max_queue
+        if domains > most:
+            raise Refusal(
+                422,
+                f"{domains} domains are too many to compare by running each; name up to {most} in "
+                "`domains`",
+            )
+        if domains * images > queue:
+            raise Refusal(
+                422,
+                f"{images} images for {domains} domains are {domains * images} runs of networks; "
+                f"{queue} are allowed: send fewer images or name some `domains`",
+            )
 
     def _several(self, names: Sequence[str] | None) -> list[Entry]:
         if names is None:
@@ -156,11 +218,26 @@ class Engine:
         return entry, crops_of(entry.input, images, self.settings.max_pixels)
 
     @torch.no_grad()
-    def _run(self, entry: Entry, crops: Tensor) -> Tensor:
-        net = self.cache.network(entry.key, partial(self.library.load, entry))
-        images = feed_of(entry.input).batch(crops).to(self.base.device)
+    def _run(self, target: "Entry | Features", crops: Tensor) -> Tensor:
+        images = feed_of(target.input).batch(crops).to(self.base.device)
+        if isinstance(target, Features):
+            return tensor_of(target.net(images)).cpu()
+        net = self.cache.network(target.key, partial(self.library.load, target))
         found = logits(net, images).cpu()
         if not torch.isfinite(found).all():
-            self.library.reject(entry, "its network gives values that are not finite")
-            raise Refusal(409, f"the network of {entry.name} gives values that are not finite")
+            self.library.reject(target, "its network gives values that are not finite")
+            raise Refusal(409, f"the network of {target.name} gives values that are not finite")
         return found
+
+
+def _in_order(
+    rows: dict[str, list[int]], found: Mapping[str, Answer | BaseException], count: int
+) -> list[Answer]:
+    """One answer for each image, of those that several domains gave for some of them."""
+    placed: dict[int, Answer] = {}
+    for name, where in rows.items():
+        answer = found[name]
+        if isinstance(answer, BaseException):
+            raise answer
+        placed |= {row: answer.row(place) for place, row in enumerate(where)}
+    return [placed[row] for row in range(count)]

@@ -4,18 +4,15 @@ import base64
 import binascii
 import io
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from polymask.data.cache import short_side
 from polymask.data.decode import DAMAGED, to_rgb
 from polymask.data.extras import require_vision
-from polymask.data.shrink import Shrink
-from polymask.data.transforms import CentreCrop, Transform, Whole
 from polymask.errors import DataError
+from polymask.feed import Feed
 from polymask.input import InputSpec
 from polymask.serve.refusal import Refusal
 
@@ -34,46 +31,31 @@ _MORE_DAMAGED = (
 )
 
 
-class Feed:
-    """How one domain's images are cut and scaled: as in its evaluation."""
-
-    def __init__(self, spec: InputSpec) -> None:
-        short = spec.side if spec.squash else short_side(spec)
-        self.shrink = Shrink(short, spec.squash, spec.interpolation)
-        crop = Whole if spec.squash else partial(CentreCrop, short=short)
-        self.transform = Transform(crop(spec.side, spec.interpolation), spec)
-
-    def crop(self, data: bytes, max_pixels: int) -> Tensor:
-        """One image file as uint8 (3, side, side)."""
-        pil = require_vision("PIL.Image")
-        try:
-            with pil.open(io.BytesIO(data), formats=FORMATS) as image:
-                width, height = image.size
-                if width * height > max_pixels:
-                    raise Refusal(
-                        413,
-                        f"an image of {width} × {height} pixels is too large; "
-                        f"send at most {max_pixels:,} pixels",
-                    )
-                image.draft(None, (2 * self.shrink.side, 2 * self.shrink.side))
-                rgb = to_rgb(image, "the image")
-            pixels = torch.from_numpy(self.shrink(rgb)).permute(2, 0, 1)
-        except Refusal:
-            raise
-        except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
-            raise Refusal(413, "the image has too many pixels") from error
-        except pil.UnidentifiedImageError as error:
-            known = ", ".join(FORMATS)
-            raise Refusal(415, f"not an image that can be read; send one of {known}") from error
-        except DataError as error:
-            raise Refusal(422, str(error)) from error
-        except (*DAMAGED, *_MORE_DAMAGED) as error:
-            raise Refusal(422, "the image is damaged") from error
-        return self.transform.crop(pixels, np.random.default_rng(0))  # a centre crop draws nothing
-
-    def batch(self, crops: Tensor) -> Tensor:
-        """Crops uint8 (N, 3, side, side) as the network sees them: float32 (N, C, side, side)."""
-        return self.transform.batch(crops.unbind())
+def crop_of(feed: Feed, data: bytes, max_pixels: int) -> Tensor:
+    """One image file as uint8 (3, side, side)."""
+    pil = require_vision("PIL.Image")
+    try:
+        with pil.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                raise Refusal(
+                    413,
+                    f"an image of {width} × {height} pixels is too large; "
+                    f"send at most {max_pixels:,} pixels",
+                )
+            image.draft(None, (2 * feed.shrink.side, 2 * feed.shrink.side))
+            return feed.crop(to_rgb(image, "the image"))
+    except Refusal:
+        raise
+    except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
+        raise Refusal(413, "the image has too many pixels") from error
+    except pil.UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise Refusal(415, f"not an image that can be read; send one of {known}") from error
+    except DataError as error:
+        raise Refusal(422, str(error)) from error
+    except (*DAMAGED, *_MORE_DAMAGED) as error:
+        raise Refusal(422, "the image is damaged") from error
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +70,7 @@ def crops_of(spec: InputSpec, images: Sequence[bytes], max_pixels: int) -> Tenso
     crops = []
     for place, data in enumerate(images):
         try:
-            crops.append(feed.crop(data, max_pixels))
+            crops.append(crop_of(feed, data, max_pixels))
         except Refusal as error:
             if len(images) == 1:
                 raise

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from torch import Tensor
+
 from polymask.base import Base
 from polymask.data.cache import short_side
 from polymask.domain import Domain
 from polymask.errors import DomainError, PackError, PolymaskError
 from polymask.input import InputSpec
+from polymask.likeness import NOTE, read_likeness
 from polymask.loading import load_domain
 from polymask.model import check_name
 from polymask.pack import SUFFIX, PackInfo, inspect
@@ -44,6 +47,7 @@ class Entry:
     path: Path
     stamp: Stamp
     info: PackInfo
+    likeness: Tensor | None = None  # unit vector: what its images look like to the base
 
     @cached_property
     def key(self) -> str:
@@ -99,7 +103,10 @@ class Library:
             if rejected is not None and rejected[0] == stamp:
                 raise Refusal(409, f"the pack of {name} cannot be served: {rejected[1]}")
             try:
-                entry = Entry(name, path, stamp, inspect(path))
+                info = inspect(path)
+                note = info.manifest.recipe.get(NOTE)
+                likeness = read_likeness(note, self.base.feature_dim)
+                entry = Entry(name, path, stamp, info, likeness)
                 self._check_head(entry)
             except PolymaskError as error:
                 if _stamp(path) == stamp:

@@ -139,7 +139,7 @@ class Door:
 
 
 class RoutedEngine(Engine):
-    """An engine whose networks run elsewhere; the library is looked at here."""
+    """An engine whose domains run elsewhere; the library and the base's features are here."""
 
     def __init__(
         self,
@@ -159,14 +159,14 @@ class RoutedEngine(Engine):
             raise Refusal(reply.status, reply.message, headers=reply.headers)
         return reply
 
-    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
-        found = await asyncio.gather(
-            *(self._predict(entry.name, images) for entry in entries), return_exceptions=True
-        )
-        answers = [one for one in found if isinstance(one, Answer)]
-        for one in found:
-            if isinstance(one, BaseException) and not (isinstance(one, Refusal) and answers):
-                raise one
+    async def _ask_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
+        asked = (self._predict(entry.name, images) for entry in entries)
+        answers = []
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, Answer):
+                answers.append(answer)
+            elif not isinstance(answer, Refusal):
+                raise answer
         return answers
 
 

@@ -99,7 +99,8 @@ function showAnswer(answer, milliseconds) {
     const rows = image.ranking.slice(0, 6).map((one) => element("li", "", [
       element("span", "", one.domain), element("span", "", one.score.toFixed(2).replace("-", "−")),
     ]));
-    parts.push(element("h3", "", "Domains compared"), element("ol", "ranking", rows));
+    const how = answer.rule === "likeness" ? "by the look of the image" : "by how sure each one is";
+    parts.push(element("h3", "", `Domains compared ${how}`), element("ol", "ranking", rows));
   }
   byId("answer").replaceChildren(...parts);
 }

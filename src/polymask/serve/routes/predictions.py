@@ -7,7 +7,6 @@ from fastapi import APIRouter, Depends, Request
 
 from polymask.serve import answers
 from polymask.serve.asking import AutoBody, PredictBody, read_asked
-from polymask.serve.auto import rank
 from polymask.serve.engine import Engine
 from polymask.serve.metrics import Metrics
 from polymask.serve.routes import problems
@@ -47,7 +46,7 @@ def router(settings: Settings, engine: Engine, metrics: Metrics) -> APIRouter:
         with bodies.room_for(request):
             asked = await read_asked(request, settings, AutoBody)
             request.state.note = {"images": len(asked.images)}
-            found = rank(await engine.predict_all(asked.domains, asked.images))
+            found = await engine.predict_best(asked.domains, asked.images)
         metrics.observe_engine(engine)
         return answers.auto_prediction(found, asked.top_k, 1000 * (time.perf_counter() - began))
 

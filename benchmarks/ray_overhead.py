@@ -1,0 +1,83 @@
+"""What Ray costs over processes of this machine, for jobs of about a minute.
+
+python benchmarks/ray_overhead.py --out results/ray-overhead.json
+
+The same jobs by `--workers N` and by a Ray of its own, in turn, starting each included. Overhead is
+that of the median times.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from polymask.benchmarks.jobs import BaseName, run_job
+from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.protocol import Protocol
+from polymask.benchmarks.suites import find_suite
+from polymask.engines import run_jobs
+from polymask.recipes import get_recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a job")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--repeats", type=int, default=2)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        epochs = calibrate(Path(place), given.seconds)
+        times: dict[str, list[float]] = {"local": [], "ray": []}
+        spent: dict[str, list[float]] = {"local": [], "ray": []}
+        for repeat in range(given.repeats):
+            for engine in times:
+                jobs = plan(Path(place) / f"{engine}-{repeat}", given.jobs, epochs)
+                began = time.perf_counter()
+                found = run_jobs(jobs, engine=engine, workers=given.workers, threads=1)
+                times[engine].append(time.perf_counter() - began)
+                spent[engine] += [outcome.seconds for outcome in found]
+                print(f"{engine}: {times[engine][-1]:.1f} s", flush=True)
+    medians = {engine: statistics.median(all_times) for engine, all_times in times.items()}
+    content = {
+        "jobs": given.jobs,
+        "workers": given.workers,
+        "epochs": epochs,
+        "seconds of a job": {e: round(statistics.median(s), 2) for e, s in spent.items()},
+        "seconds": {e: [round(t, 2) for t in all_times] for e, all_times in times.items()},
+        "overhead": round(medians["ray"] / medians["local"] - 1, 4),
+    }
+    given.out.write_text(json.dumps(content, indent=1) + "\n")
+    print(json.dumps(content))
+
+
+def plan(out: Path, count: int, epochs: int) -> list:
+    recipe = get_recipe("quick", side=64, epochs=epochs)
+    suite = replace(find_suite("demo", None), domains={"digits": "digits"})
+    seeds = tuple(range(count))
+    base, protocol = BaseName("efficientnet-lite0"), Protocol(recipe, limit=300)
+    return make_plan(Request(suite, base, ("affine-full",), seeds, protocol, out))[1]
+
+
+def calibrate(place: Path, seconds: float) -> int:
+    """Epochs of a job that takes about so long."""
+    torch.set_num_threads(1)
+    took = []
+    for epochs in (1, 3):
+        job = plan(place / f"calibration-{epochs}", 1, epochs)[0]
+        began = time.perf_counter()
+        run_job(job)
+        took.append(time.perf_counter() - began)
+    each = (took[1] - took[0]) / 2
+    return max(1, round((seconds - took[0]) / each))
+
+
+if __name__ == "__main__":
+    main()
