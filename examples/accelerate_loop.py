@@ -1,4 +1,4 @@
-"""torchrun --nproc-per-node=2 examples/accelerate_loop.py: a domain in Hugging Face Accelerate's loop.
+""".venv/bin/torchrun --nproc-per-node=2 examples/accelerate_loop.py: a domain in Hugging Face Accelerate's loop.
 
 pip install 'polymask[vision,demo]' accelerate. `pm.DomainModel` is an ordinary module whose parameters are
 the domain's, so Accelerate needs to know nothing else.
@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymask as pm
-from polymask.learning import make_loaders
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
     base = pm.load_base("efficientnet-lite0")
     recipe = pm.get_recipe("quick", side=32, batch_size=given.images)
     data = pm.load_data("digits", limit=given.images)
-    images, labels = next(make_loaders(data, base.input, recipe).train.batches())
+    images, labels = next(pm.make_loaders(data, base.input, recipe).train.batches())
 
     torch.manual_seed(0)
     domain = pm.new_domain(base, "affine-full", data.classes, norms="affine")

@@ -1,4 +1,4 @@
-"""torchrun --nproc-per-node=2 examples/fabric_loop.py: a domain in the loop of Lightning Fabric.
+""".venv/bin/torchrun --nproc-per-node=2 examples/fabric_loop.py: a domain in the loop of Lightning Fabric.
 
 pip install 'polymask[vision,demo]' lightning-fabric. `pm.DomainModel` is an ordinary module whose parameters are
 the domain's, so Fabric needs to know nothing else.
@@ -13,7 +13,6 @@ from lightning_fabric import Fabric
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymask as pm
-from polymask.learning import make_loaders
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
     base = pm.load_base("efficientnet-lite0")
     recipe = pm.get_recipe("quick", side=32, batch_size=given.images)
     data = pm.load_data("digits", limit=given.images)
-    images, labels = next(make_loaders(data, base.input, recipe).train.batches())
+    images, labels = next(pm.make_loaders(data, base.input, recipe).train.batches())
 
     fabric.seed_everything(0, verbose=False)
     domain = pm.new_domain(base, "affine-full", data.classes, norms="affine")

@@ -1,7 +1,9 @@
 """A capacity plan: what many domains on one base take to store, to serve and to train.
 
-python tools/capacity.py [--domains 1000000 …]     print the plan; every assumption is an option
-python tools/capacity.py --write | --check         put the default plan into docs/scale.md, or check
+python tools/capacity.py [--domains 1000000 …]
+
+Every assumption is an option. With the defaults it is the plan of docs/scale.md, which
+tools/scale_page.py puts there.
 
 Hit rates are those of a cache that drops what was used longest ago, by Che's approximation: with T
 the time in which as many different domains are asked for as the cache holds, C = Σ 1 - exp(-p T),
@@ -9,17 +11,12 @@ a domain with a share p of the requests is in it with probability 1 - exp(-p T).
 """
 
 import argparse
-import sys
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import polymask as pm
-
-PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
-BEGIN, END = "<!-- capacity -->\n```text\n", "```\n<!-- end of capacity -->"
 
 
 @dataclass(frozen=True)
@@ -45,30 +42,15 @@ class Assumptions:
     price: float = 1.0  # of a device's hour
 
 
-def main() -> int:
-    """Print the plan, or put it in the page, or check that the page has it."""
+def main() -> None:
+    """Print the plan."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--check", action="store_true")
     for field in fields(Assumptions):
         kind = _count if isinstance(field.default, int) else type(field.default)
         parser.add_argument(f"--{field.name}", type=kind, default=field.default)
-    given = vars(parser.parse_args())
-    write, check = given.pop("write"), given.pop("check")
-    if not write and not check:
-        print(plan(Assumptions(**given)), end="")
-        return 0
-    page = PAGE.read_text()
-    start, stop = page.index(BEGIN) + len(BEGIN), page.index(END)
-    fresh = page[:start] + plan(Assumptions()) + page[stop:]
-    if write:
-        PAGE.write_text(fresh)
-    elif fresh != page:
-        print("docs/scale.md is stale; run python tools/capacity.py --write", file=sys.stderr)
-        return 1
-    return 0
+    print(plan(Assumptions(**vars(parser.parse_args()))), end="")
 
 
 def _count(text: str) -> int:
@@ -166,4 +148,4 @@ def _bytes(count: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,6 +18,7 @@ def test_a_named_base_is_the_same_from_its_copy(tmp_path):
     copy = copy_base(original, tmp_path)
     assert copy.name == original.name
     assert copy.weights.parent == tmp_path
+    assert copy.weights.stat().st_mode & 0o222 == 0  # it is only read
     before, after = pm.load_base("efficientnet-lite0"), load_base_of(copy)
     assert (before.name, before.input) == (after.name, after.input)
     assert before.fingerprint == after.fingerprint

@@ -12,9 +12,10 @@ from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.planning import Request, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.suites import find_suite
-from polymask.engines import ray_engine
+from polymask.engines import Watcher, ray_cluster, ray_engine
 from polymask.engines.ray_tasks import Meeting, count_images, look_around, shared_name, versions
 from polymask.engines.tally import Tally
+from polymask.errors import InterruptedTraining
 from polymask.recipes import get_recipe
 
 QUICK = get_recipe("quick", side=32, epochs=1, batch_size=8)
@@ -56,7 +57,7 @@ def test_an_engine_that_is_not_there_is_named(jobs):
 
 
 def test_without_ray_the_engine_says_what_to_install(jobs, monkeypatch):
-    monkeypatch.setattr(ray_engine, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
     with pytest.raises(pm.EngineError, match=r"pip install 'polymask\[ray\]'"):
         pm.run_jobs(jobs, engine="ray")
     assert not any(job.folder.exists() for job in jobs)
@@ -75,9 +76,38 @@ def test_an_address_without_a_cluster_is_told_at_once(jobs):
     assert not any(job.folder.exists() for job in jobs)
 
 
+class Nothing:
+    """A ray that finds no cluster, as ray says it."""
+
+    @staticmethod
+    def is_initialized():
+        return False
+
+    @staticmethod
+    def init(address, **options):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+
+@pytest.mark.parametrize(("address", "where"), [("auto", "at auto"), (None, "on this machine")])
+def test_where_ray_finds_no_cluster_the_engine_says_what_to_do(address, where, jobs, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_import_ray", Nothing)
+    with pytest.raises(pm.EngineError, match=rf"no Ray cluster {where} \(Could.*ray start --head"):
+        pm.run_jobs(jobs, engine="ray", address=address)
+    assert not any(job.folder.exists() for job in jobs)
+
+
 def test_a_job_must_take_something_of_a_node(jobs):
     with pytest.raises(pm.EngineError, match="more than 0 CPUs"):
         pm.run_jobs(jobs, engine="ray", cpus_per_job=0)
+
+
+def test_a_stop_says_how_far_the_jobs_are(jobs):
+    class Stops(Watcher):
+        def started(self, job):
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedTraining, match="stopped with 0 of 2 jobs done"):
+        pm.run_jobs(jobs, watcher=Stops())
 
 
 def test_a_node_that_does_not_see_the_drivers_folder_says_so(tmp_path):
@@ -133,16 +163,14 @@ class Answers:
         (RuntimeError("…\nNo module named 'polymask'"), "cannot run jobs .No module named"),
     ],
 )
-def test_what_is_wrong_with_a_node_is_an_error_that_names_it(answer, said, jobs):
-    run = ray_engine._Run.__new__(ray_engine._Run)
-    run.ray = Answers(answer)
+def test_what_is_wrong_with_a_node_is_an_error_that_names_it(answer, said):
     with pytest.raises(pm.EngineError, match=said):
-        run._check_answer(None, "10.0.0.7", {"apples": "2 classes"})
+        ray_cluster.check_answer(Answers(answer), None, "10.0.0.7", {"apples": "2 classes"})
 
 
 def test_jobs_have_a_name_of_their_own_in_a_shared_folder(jobs):
     assert shared_name(jobs[0]) == "classifier-only/apples/seed-0"
     twin = replace(jobs[1], folder=Path("elsewhere") / shared_name(jobs[0]))
-    options = ray_engine.RayOptions(shared="memory://runs")
+    options = ray_engine.RayOptions(ray_cluster.Share(), shared="memory://runs")
     with pytest.raises(pm.EngineError, match="2 jobs have 1 names"):
         ray_engine._Run(None, Tally([jobs[0], twin]), options)

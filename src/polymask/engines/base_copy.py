@@ -48,6 +48,7 @@ def copy_base(base: BaseName, folder: Path) -> BaseName:
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_aligned(file, state, notes)
+        file.chmod(0o444)
     return replace(base, name=str(file)) if by_path else replace(base, weights=file)
 
 

@@ -1,8 +1,10 @@
 """Jobs on this machine: in this process one by one, or in several processes."""
 
 import multiprocessing
+import os
 import queue
 import signal
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from polymask.benchmarks.jobs import run_job
 from polymask.engines.progress import JobProgress
+from polymask.engines.stopping import sigterm_as_ctrl_c
 from polymask.engines.tally import Tally
 from polymask.errors import EngineError, InterruptedTraining, PolymaskError
 
@@ -64,7 +67,8 @@ def _in_processes(tally: Tally, workers: int, threads: int) -> None:
     for process in processes:
         process.start()
     try:
-        _listen(tally, events, processes)
+        with sigterm_as_ctrl_c():
+            _listen(tally, events, processes)
     finally:
         for process in processes:
             process.terminate()  # a worker in training saves first
@@ -87,6 +91,7 @@ def _listen(tally: Tally, events: Any, processes: Sequence[Any]) -> None:
 def _work(todo: Any, events: Any, threads: int) -> None:
     """What a process of the pool does: jobs until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of Ctrl-C, and ends us
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     while (item := todo.get()) is not None:
         number, job = item
@@ -98,6 +103,15 @@ def _work(todo: Any, events: Any, threads: int) -> None:
         try:
             events.put(("finished", number, run_job(job, JobProgress(tell))))
         except InterruptedTraining:
+            events.cancel_join_thread()  # nobody may be there to read what is still in it
             return
         except PolymaskError as error:
             events.put(("failed", number, str(error)))
+
+
+def _end_with_parent() -> None:
+    """Save and end where the parent was killed, and could not ask for it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

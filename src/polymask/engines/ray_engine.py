@@ -1,43 +1,26 @@
 """Jobs on a Ray cluster: one task each, done again where a worker or a node dies.
 
 A job keeps its checkpoints in a folder that all nodes share, so a task that is done again goes on
-where the last one was cut. Everything that can be wrong with a cluster is asked of every node
-before any job starts.
+where the last one was cut.
 """
 
 import os
-import socket
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from polymask.benchmarks.jobs import BaseName, Job
 from polymask.benchmarks.records import RESULT
 from polymask.engines.base_copy import copy_base
-from polymask.engines.ray_tasks import (
-    Board,
-    Meeting,
-    count_images,
-    look_around,
-    shared_name,
-    versions,
-    work,
-)
+from polymask.engines.ray_cluster import Share, check_nodes, connected, last_line, on_node
+from polymask.engines.ray_tasks import Board, Meeting, shared_name, versions, work
 from polymask.engines.shared_folder import Mirror, SharedFolder
+from polymask.engines.stopping import sigterm_as_ctrl_c
 from polymask.engines.tally import Tally
 from polymask.errors import EngineError, InterruptedTraining
 
-RAY_SETTINGS = {  # of its environment, where nobody has set them
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_NUM_REDIS_GET_RETRIES": "2",  # to connect: its 20 take a quarter of an hour
-    "RAY_raylet_start_wait_time_s": "120",  # for a node on a busy machine to start
-}
 _RETRIES = 10  # deaths of a worker or a node that one job survives
-_ANSWER = 300.0  # seconds that a node has to look around
 _SAVING = 60.0  # seconds that jobs have to save when the driver is asked to stop
 
 
@@ -45,28 +28,17 @@ _SAVING = 60.0  # seconds that jobs have to save when the driver is asked to sto
 class RayOptions:
     """Where the cluster is, and what a job gets of it; see `run_jobs`."""
 
+    share: Share
     address: str | None = None
-    cpus_per_job: float = 1
-    gpus_per_job: float = 0
     threads: int | None = None
     shared: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.cpus_per_job <= 0 or self.gpus_per_job < 0:
-            raise EngineError(
-                f"cpus_per_job={self.cpus_per_job} and gpus_per_job={self.gpus_per_job}; give "
-                "more than 0 CPUs, and 0 GPUs or more"
-            )
 
 
 def run_on_ray(tally: Tally, options: RayOptions) -> None:
     """Do the jobs that wait; see `run_jobs`."""
     if not tally.waiting:
         return
-    if options.address is not None:
-        _check_address(options.address)
-    ray = _import_ray()
-    with _connected(ray, options.address):
+    with connected(options.address) as ray, sigterm_as_ctrl_c():
         _Run(ray, tally, options).run()
 
 
@@ -76,9 +48,8 @@ class _Run:
     def __init__(self, ray: Any, tally: Tally, options: RayOptions) -> None:
         self.ray, self.tally, self.options = ray, tally, options
         self.jobs = {number: _absolute(tally.jobs[number]) for number in tally.waiting}
-        folders = [job.folder for job in self.jobs.values()]
         # What all jobs have in common: the folder of their runs.
-        self.root = Path(os.path.commonpath([folder.parent for folder in folders]))
+        self.root = Path(os.path.commonpath([job.folder.absolute().parent for job in tally.jobs]))
         self.shared = None if options.shared is None else SharedFolder(options.shared)
         names = {shared_name(job) for job in self.jobs.values()}
         if self.shared is not None and len(names) < len(self.jobs):
@@ -91,7 +62,7 @@ class _Run:
         """Check the cluster, then do the jobs."""
         meeting = self._meet()
         try:
-            self._check_nodes(meeting)
+            check_nodes(self.ray, self.options.share, meeting, list(self.jobs.values()))
             self.jobs = {n: job for n, job in self.jobs.items() if not self._collect_done(n)}
             self._work(meeting)
         finally:
@@ -113,74 +84,25 @@ class _Run:
         else:
             self.shared.delete(meeting.token[0])
 
-    def _check_nodes(self, meeting: Meeting) -> None:
-        """Raise unless every node that a job can come to is ready for it."""
-        nodes = {n["NodeID"]: n for n in self.ray.nodes() if n["Alive"]}
-        able = {name: node for name, node in nodes.items() if self._has_room(node["Resources"])}
-        if not able:
-            raise EngineError(
-                f"none of the cluster's {len(nodes)} nodes has {self.options.cpus_per_job:g} CPUs "
-                f"and {self.options.gpus_per_job:g} GPUs, as a job needs; ask for fewer"
-            )
-        jobs = list(self.jobs.values())
-        here = count_images(jobs)
-        look = self.ray.remote(look_around)
-        answers = {
-            look.options(num_cpus=0, max_retries=0, scheduling_strategy=self._on(name)).remote(
-                meeting, jobs
-            ): node
-            for name, node in able.items()
-        }
-        _, silent = self.ray.wait(list(answers), num_returns=len(answers), timeout=_ANSWER)
-        if silent:
-            raise EngineError(
-                f"node {answers[silent[0]]['NodeManagerAddress']} has not answered for "
-                f"{_ANSWER:.0f} s; see whether it is well, or take it out of the cluster"
-            )
-        for answer, node in answers.items():
-            self._check_answer(answer, node["NodeManagerAddress"], here)
-
-    def _check_answer(self, answer: Any, address: str, here: Mapping[str, str]) -> None:
-        try:
-            why, images = self.ray.get(answer)
-        except self.ray.exceptions.RayError as error:
-            raise EngineError(
-                f"node {address} cannot run jobs ({_last_line(error)}); install there {versions()}"
-            ) from error
-        if why is not None:
-            raise EngineError(f"node {address}: {why}")
-        for domain, there in images.items():
-            if there != here[domain]:
-                raise EngineError(
-                    f"node {address} has other images of {domain} than the driver: {there}; here: "
-                    f"{here[domain]}. Put the same on all nodes"
-                )
-
-    def _has_room(self, resources: Mapping[str, float]) -> bool:
-        cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-        return cpus >= self.options.cpus_per_job and gpus >= self.options.gpus_per_job
-
-    def _on(self, node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(node, soft=False)
-
     def _work(self, meeting: Meeting) -> None:
         """Start a task for every job, and listen until all have ended."""
-        home = self._on(self.ray.get_runtime_context().get_node_id())
-        board = self.ray.remote(Board).options(num_cpus=0, scheduling_strategy=home).remote()
-        task = self.ray.remote(work).options(
-            num_cpus=self.options.cpus_per_job,
-            num_gpus=self.options.gpus_per_job,
-            max_retries=_RETRIES,
-            retry_exceptions=[InterruptedTraining],  # its node was told to stop
-        )
-        threads = self.options.threads or max(1, int(self.options.cpus_per_job))
+        home = on_node(self.ray.get_runtime_context().get_node_id())
+        kept = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+        board = self.ray.remote(Board).options(**kept, scheduling_strategy=home).remote()
+        task = self.ray.remote(work)
+        options = {
+            "num_cpus": self.options.share.cpus,
+            "num_gpus": self.options.share.gpus,
+            "max_retries": _RETRIES,
+            "retry_exceptions": [InterruptedTraining],  # its node was told to stop
+        }
+        threads = self.options.threads or max(1, int(self.options.share.cpus))
         bases = self._copied_bases()
         running = {}
         for number, job in self.jobs.items():
             sent = replace(job, base=bases[job.base])
-            running[task.remote(number, sent, meeting, threads, board)] = number
+            named = task.options(name=job.title, **options)  # `ps` and Ray's own tools show it
+            running[named.remote(number, sent, meeting, threads, board)] = number
         try:
             while running:
                 ready, _ = self.ray.wait(list(running), timeout=0.5)
@@ -196,8 +118,15 @@ class _Run:
 
     def _hear(self, board: Any) -> None:
         """Pass on what jobs have told; a message may come after its job has ended."""
+        try:
+            told = self.ray.get(board.take.remote())
+        except self.ray.exceptions.RayError as error:
+            raise EngineError(
+                f"the cluster has dropped the driver ({last_line(error)}); run the same again to "
+                "go on. If that is at once, give driver and nodes the same RAY_AUTH_MODE"
+            ) from error
         waiting = set(self.tally.waiting)
-        for what, number, *details in self.ray.get(board.take.remote()):
+        for what, number, *details in told:
             if number in waiting:
                 getattr(self.tally, what)(number, *details)
 
@@ -214,7 +143,7 @@ class _Run:
         try:
             how, why = self.ray.get(answer)
         except self.ray.exceptions.RayError as error:
-            how, why = "failed", f"{_last_line(error)}; run again to go on with it"
+            how, why = "failed", f"{last_line(error)}; run again to go on with it"
         if how == "failed":
             self.tally.failed(number, str(why))
         elif not self._collect_done(number):
@@ -232,67 +161,9 @@ class _Run:
         return True
 
 
-def _import_ray() -> Any:
-    if find_spec("ray") is None:
-        raise EngineError("ray is not installed; pip install 'polymask[ray]'")
-    for name, value in RAY_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    import ray
-
-    return ray
-
-
-@contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """The cluster at an address, or one of our own that ends with us."""
-    if ray.is_initialized():
-        yield
-        return
-    quiet = {"log_to_driver": False, "logging_level": "error"}
-    try:
-        if address is None:
-            # "local", since with none ray would take any cluster that it finds on this machine.
-            ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
-        else:
-            ray.init(address, **quiet)
-    except Exception as error:
-        if type(error) not in (ConnectionError, RuntimeError, ValueError, TimeoutError, Exception):
-            raise  # ray gives no class of their own to its errors of starting and connecting
-        where = "on this machine" if address is None else f"at {address}"
-        raise EngineError(
-            f"no Ray cluster {where} ({_last_line(error)}); start one with `ray start --head`, or "
-            "leave out --address for one of its own"
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()  # never `ray stop`, which ends the Ray of everybody on this machine
-
-
-def _check_address(address: str) -> None:
-    """Raise unless something listens there; ray itself would try for minutes."""
-    if address == "auto":
-        return
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        raise EngineError(f"--address {address}: give auto, or HOST:PORT of the head node")
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise EngineError(
-            f"no Ray cluster at {address} ({error}); start one there with `ray start --head "
-            f"--port {port}`, or leave out --address for one of its own"
-        ) from error
-
-
 def _absolute(job: Job) -> Job:
     return replace(
         job,
         folder=job.folder.absolute(),
         cache=None if job.cache is None else job.cache.absolute(),
     )
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__

@@ -8,7 +8,7 @@ from polymask.benchmarks.records import Outcome
 from polymask.engines.local import run_locally
 from polymask.engines.tally import Tally
 from polymask.engines.watcher import Watcher
-from polymask.errors import EngineError
+from polymask.errors import EngineError, InterruptedTraining
 
 Engine = Literal["local", "ray"]
 
@@ -27,8 +27,9 @@ def run_jobs(
 ) -> list[Outcome]:
     """Do all jobs; those that are done are only read. Gives what was found, in order.
 
-    A job that fails does not stop the others; in the end the failures are one error. Results do not
-    depend on the engine, only on `threads`, those of each job.
+    A job that fails does not stop the others; in the end the failures are one error. Ctrl-C and
+    SIGTERM let the jobs that run save, and raise `InterruptedTraining`. Results do not depend on
+    the engine, only on `threads`, those of each job.
 
     "local" runs jobs in this process, or in `workers` processes. "ray" runs them on the Ray cluster
     at `address` ("auto", or HOST:PORT; None starts one of its own on this machine), each with
@@ -39,10 +40,18 @@ def run_jobs(
     if engine not in get_args(Engine):
         raise EngineError(f"engine {engine!r} is not one of {', '.join(get_args(Engine))}")
     tally = Tally(jobs, watcher)
-    if engine == "ray":
-        from polymask.engines.ray_engine import RayOptions, run_on_ray
+    try:
+        if engine == "ray":
+            from polymask.engines.ray_cluster import Share
+            from polymask.engines.ray_engine import RayOptions, run_on_ray
 
-        run_on_ray(tally, RayOptions(address, cpus_per_job, gpus_per_job, threads, shared))
-    else:
-        run_locally(tally, workers=workers, threads=threads)
+            share = Share(cpus_per_job, gpus_per_job)
+            run_on_ray(tally, RayOptions(share, address, threads, shared))
+        else:
+            run_locally(tally, workers=workers, threads=threads)
+    except (KeyboardInterrupt, InterruptedTraining) as stopped:
+        raise InterruptedTraining(
+            f"stopped with {len(tally.outcomes)} of {len(jobs)} jobs done; those that ran have "
+            "saved: run the same again to go on"
+        ) from stopped
     return tally.result()
