@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,16 @@ from torch.nn.parameter import is_lazy
 from polymask.errors import BaseError, InputError, near_matches
 from polymask.input import InputSpec
 from polymask.layout import trains_channels_last
+from polymask.outputs import features_of
 from polymask.pack import SUFFIX
-from polymask.surgery import digest, named_tensors, put_module, structural_copy
-from polymask.survey import Norm, Site, survey, tensor_of
+from polymask.surgery import (
+    digest,
+    exchange_tensors,
+    named_tensors,
+    put_module,
+    structural_copy,
+)
+from polymask.survey import Norm, Site, survey
 from polymask.zoo import build, build_file, input_of
 
 Momentum = float | Literal["cumulative"] | None  # of norm statistics
@@ -86,6 +93,15 @@ class Base:
         self._tensors = dict(named_tensors(self.net))
         return self
 
+    def relocate(self, moved: Mapping[str, Tensor]) -> None:
+        """Take parameters with the same values from other memory from now on.
+
+        Networks that share the ones that were here keep them: a thread may be running one.
+        """
+        fresh = {n: nn.Parameter(tensor, requires_grad=False) for n, tensor in moved.items()}
+        exchange_tensors(self.net, {id(self._tensors[n]): p for n, p in fresh.items()})
+        self._tensors = dict(named_tensors(self.net))
+
     def scratch_buffers(
         self, live_norms: Collection[str], replaced: Collection[str]
     ) -> dict[str, Tensor]:
@@ -102,10 +118,13 @@ class Base:
         return self.feed(lambda x: torch.func.functional_call(self.net, named, (x,)), images)
 
     def feed(self, net: Callable[[Tensor], Any], images: Tensor) -> Tensor:
-        """What `net`, a network of this base's kind, says of a batch that the base can take."""
+        """What `net`, a network of this base's kind, says of a batch that the base can take.
+
+        Where the network gives feature maps (a dict, list or tuple), it is these, as they are.
+        """
         self.check_images(images)
         try:
-            return tensor_of(net(images))
+            return cast(Tensor, features_of(net(images)))
         except (RuntimeError, ValueError, AssertionError) as error:
             if tuple(images.shape[1:]) == self.input.shape:
                 raise

@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 
 from polymask.base import Base
 from polymask.errors import BaseError
-from polymask.survey import tensor_of
+from polymask.outputs import tensor_of
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.base import Base
@@ -27,16 +28,38 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class DomainModel(nn.Module):
     """A base and one domain as one module, for a training loop of one's own.
 
-    Its parameters and its state dict are exactly the domain's; the base goes along with `.to`.
+    Its parameters and its state dict are exactly the domain's; the base goes along with `.to`. It
+    can stand in another network too: with a base that gives feature maps, as a detector's backbone.
+
+        >>> import torch, polymask as pm
+        >>> base = pm.load_base(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)),
+        ...                     input=pm.InputSpec(shape=(3, 2, 2)), classifier=None)
+        >>> model = pm.DomainModel(base, pm.new_domain(base, "affine-full", ["cat", "dog"]))
+        >>> model(torch.zeros(5, 3, 2, 2)).shape
+        torch.Size([5, 2])
+        >>> [name.rpartition(".")[2] for name, _ in model.named_parameters()]
+        ['k0', 'k1', 'k2', 'k3', 'scores', 'weight', 'bias']
     """
 
     def __init__(self, base: Base, domain: Domain) -> None:
         super().__init__()
         self.base, self.domain = base, domain
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
-        return cast(Tensor, self.domain(self.base, images))
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+        """Logits (N, classes) of images (N, C, H, W); features where the domain has no head.
+
+        With labels (N,) it is a dict of "loss", the cross-entropy, and "logits": what the Trainer
+        of transformers asks of a model.
+        """
+        logits = cast(Tensor, self.domain(self.base, images))
+        if labels is None:
+            return logits
+        if self.domain.head is None:
+            raise DomainError(
+                "a domain without classes has no logits to compare with labels; make it with "
+                "classes=[…], or compute a loss of its features"
+            )
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.base.apply(fn)
@@ -50,6 +73,18 @@ class MultiDomainModel:
     beyond the base's and the domains' own; calls from several threads run side by side. Where
     not even one network fits, there is one whose weights are written anew when the domain
     changes, and calls wait for each other, as they do for methods that cannot be merged.
+
+        >>> import torch, polymask as pm
+        >>> base = pm.load_base(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)),
+        ...                     input=pm.InputSpec(shape=(3, 2, 2)), classifier=None)
+        >>> model = pm.MultiDomainModel(base)
+        >>> model.add("pets", pm.new_domain(base, "affine-full", ["cat", "dog"]))
+        >>> model.add("time", pm.new_domain(base, "piggyback", ["day", "dusk", "night"]))
+        >>> images = torch.zeros(2, 3, 2, 2)
+        >>> model(images, domain="pets").shape
+        torch.Size([2, 2])
+        >>> [len(logits) for logits in model(images, domain=["time", "pets"])]
+        [3, 2]
     """
 
     _working: WorkingNetwork | None
@@ -135,7 +170,13 @@ class MultiDomainModel:
             rows.setdefault(name, []).append(row)
         logits: list[Tensor] = [images] * len(domain)
         for name, where in rows.items():
-            for row, vector in zip(where, self._logits(name, images[where]), strict=True):
+            found = self._logits(name, images[where])
+            if not isinstance(found, Tensor):
+                raise DomainError(
+                    f"domain {name} gives feature maps, not one vector an image; ask for one "
+                    "domain at a time"
+                )
+            for row, vector in zip(where, found, strict=True):
                 logits[row] = vector
         return logits
 

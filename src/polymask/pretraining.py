@@ -22,10 +22,10 @@ from polymask.layout import trains_channels_last
 from polymask.learner import Learner, Step, count_hits, descend, make_optimiser, moved
 from polymask.learning import Loaders, make_loaders
 from polymask.methods import Stored
+from polymask.outputs import tensor_of
 from polymask.predict import Batches, accuracy
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord, Run
-from polymask.survey import tensor_of
 from polymask.train import Listener, require_val, run_epochs, seeded, stop_signals
 from polymask.zoo import build
 

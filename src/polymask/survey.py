@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.overrides import TorchFunctionMode
 
 from polymask.errors import BaseError
+from polymask.outputs import features_of
 from polymask.surgery import named_tensors
 
 
@@ -82,7 +83,7 @@ class Survey:
     sites: dict[str, Site]  # in order of execution
     norms: dict[str, Norm]
     classifier: str | None  # name of the linear module that makes the output
-    output_shape: tuple[int, ...]  # of one image
+    output_shape: tuple[int, ...]  # of one image; () where it is several feature maps
 
 
 _LINEAR_MAPS: dict[Callable[..., Any], str] = {
@@ -211,7 +212,7 @@ def survey(net: nn.Module, blank: Tensor) -> Survey:
     recorder = _Recorder(parameters, norm_of)
     with torch.no_grad(), recorder:
         try:
-            output = tensor_of(net(blank))
+            output = features_of(net(blank))
         except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
             raise BaseError(
                 f"the network does not run on an input of shape {tuple(blank.shape[1:])}: {error}; "
@@ -223,16 +224,8 @@ def survey(net: nn.Module, blank: Tensor) -> Survey:
         site = _site(net, name, recorder, norms)
         if site is not None:
             sites[name] = site
-    return Survey(sites, norms, _classifier(net, recorder, output), tuple(output.shape[1:]))
-
-
-def tensor_of(output: Any) -> Tensor:
-    """The tensor in a network's output: itself, or the logits of a transformers ModelOutput."""
-    if isinstance(output, Mapping) and "logits" in output:
-        output = output["logits"]
-    if not isinstance(output, Tensor):
-        raise TypeError(f"the network returns {type(output).__name__}, not a tensor of features")
-    return output
+    shape = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
+    return Survey(sites, norms, _classifier(net, recorder, output), shape)
 
 
 def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
@@ -286,7 +279,7 @@ def _site(net: nn.Module, name: str, recorder: _Recorder, norms: Mapping[str, No
     return Site(name, shape, kind, groups, bias, has_bias, norm, batch_norm, weight.dtype)
 
 
-def _classifier(net: nn.Module, recorder: _Recorder, output: Tensor) -> str | None:
+def _classifier(net: nn.Module, recorder: _Recorder, output: Any) -> str | None:
     origin = recorder.origins.get(id(output))
     if origin is None or not origin.untouched or len(origin.sites) != 1:
         return None

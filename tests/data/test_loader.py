@@ -167,3 +167,22 @@ def test_impossible_sizes_are_refused() -> None:
 def test_the_speed_of_a_domain_is_measured_in_three_ways() -> None:
     speed = measure_speed(domain(40), SPEC, workers=2, seconds=0.05)
     assert min(speed.decode, speed.train, speed.evaluate) > 10
+
+
+def test_samples_are_the_loaders_images_one_at_a_time():
+    made = loader(train=False)
+    images = torch.cat([batch for batch, _ in made.batches()])
+    labels = torch.cat([answers for _, answers in made.batches()])
+    samples = made.samples()
+    assert len(samples) == len(images)
+    assert [label for _, label in (samples[i] for i in range(len(samples)))] == labels.tolist()
+    assert all(torch.equal(samples[i][0], images[i]) for i in range(len(samples)))
+
+
+def test_random_crops_of_samples_follow_torchs_seed():
+    samples = loader().samples()
+    torch.manual_seed(0)
+    one, other = samples[0][0], samples[0][0]
+    torch.manual_seed(0)
+    assert torch.equal(samples[0][0], one)
+    assert not torch.equal(one, other)

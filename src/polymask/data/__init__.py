@@ -12,6 +12,7 @@ from polymask.data.cache import (
 from polymask.data.domain import DomainData, Submission
 from polymask.data.load import load_data
 from polymask.data.loader import Batch, Loader
+from polymask.data.samples import Samples
 from polymask.data.shrink import Shrink
 from polymask.data.split import (
     ArraySplit,
@@ -32,6 +33,7 @@ __all__ = [
     "FileSplit",
     "JoinedSplit",
     "Loader",
+    "Samples",
     "Shrink",
     "Split",
     "Submission",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polymask.data.cache import Cache
+from polymask.data.samples import Samples
 from polymask.data.threads import default_workers, in_order
 from polymask.data.transforms import Transform
 from polymask.errors import DataError
@@ -80,6 +81,10 @@ class Loader:
         """Images in each batch of an epoch."""
         full = len(self) - 1
         return [self.batch_size] * full + [len(self.cache) - full * self.batch_size]
+
+    def samples(self) -> Samples:
+        """The same images and crops one at a time, for the loader of another library."""
+        return Samples(self.cache, self.transform)
 
     def throughput(self, seconds: float = 1.0) -> float:
         """Images a second that the loader alone gives, measured over about so many seconds."""

@@ -164,11 +164,16 @@ class Transform:
     crop: Crop
     spec: InputSpec
 
-    def batch(self, crops: Sequence[Tensor]) -> Tensor:
-        """Crops as the network sees them: float32 (N, C, H, W), (p / 255 - mean) / std."""
+    def pixels(self, crops: Sequence[Tensor]) -> Tensor:
+        """Crops as one batch uint8 (N, C, H, W), grey where the network takes one channel."""
         images = torch.stack(list(crops))
         if self.spec.shape[0] == 1:
             images = _functional().rgb_to_grayscale(images)
+        return images
+
+    def batch(self, crops: Sequence[Tensor]) -> Tensor:
+        """Crops as the network sees them: float32 (N, C, H, W), (p / 255 - mean) / std."""
+        images = self.pixels(crops)
         mean = torch.tensor(self.spec.mean).view(-1, 1, 1)
         std = torch.tensor(self.spec.std).view(-1, 1, 1)
         return images.float().mul_(1 / (255 * std)).sub_(mean / std)

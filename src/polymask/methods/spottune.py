@@ -27,7 +27,8 @@ from polymask.errors import BaseError, MethodError
 from polymask.methods.baselines import FreeWeights
 from polymask.methods.method import Method, Route
 from polymask.norms import OwnNorm
-from polymask.survey import Site, tensor_of
+from polymask.outputs import tensor_of
+from polymask.survey import Site
 
 if TYPE_CHECKING:
     from polymask.base import Base
