@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polymask._version import __version__
 
 if TYPE_CHECKING:
+    from polymask._torchvision import import_torchvision
     from polymask.accounting import Account, account
     from polymask.base import Base, load_base
     from polymask.conversion import convert
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
         DataError,
         DomainError,
         EngineError,
+        ExportError,
+        HubError,
         InputError,
         InterruptedTraining,
         MethodError,
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
         PolymaskError,
         TrainingError,
     )
+    from polymask.exporting import Exported, export_domain
     from polymask.input import InputSpec
-    from polymask.learning import learn
+    from polymask.kernels import set_kernels
+    from polymask.learning import Loaders, learn, make_loaders
     from polymask.loading import load_domain
     from polymask.methods import Method, Transform, create_method, list_methods, register
     from polymask.model import DomainModel, MultiDomainModel
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from polymask.train import fit
 
 _HOME = {
+    "_torchvision": ("import_torchvision",),
     "accounting": ("Account", "account"),
     "base": ("Base", "load_base"),
     "conversion": ("convert",),
@@ -54,6 +60,8 @@ _HOME = {
         "DataError",
         "DomainError",
         "EngineError",
+        "ExportError",
+        "HubError",
         "InputError",
         "InterruptedTraining",
         "MethodError",
@@ -61,9 +69,11 @@ _HOME = {
         "PolymaskError",
         "TrainingError",
     ),
+    "exporting": ("Exported", "export_domain"),
     "sequence": ("Fitted", "Lesson", "fit_all"),
     "input": ("InputSpec",),
-    "learning": ("learn",),
+    "kernels": ("set_kernels",),
+    "learning": ("Loaders", "learn", "make_loaders"),
     "loading": ("load_domain",),
     "methods": ("Method", "Transform", "create_method", "list_methods", "register"),
     "model": ("DomainModel", "MultiDomainModel"),

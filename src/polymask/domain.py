@@ -202,6 +202,38 @@ class Domain(nn.Module):
 
         save_domain(self, path)
 
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        name: str | None = None,
+        private: bool | None = None,
+        license: str | None = None,
+        message: str | None = None,
+        revision: str | None = None,
+        token: str | None = None,
+        force: bool = False,
+    ) -> str:
+        """Put the pack on the Hugging Face Hub, with a model card; the address of the commit.
+
+        `repo` is USER/REPO, made if it is not there; the pack is called `name`, or as the
+        repository. A pack that is there is replaced by `force` only, a card that someone has
+        edited never. `load_domain("hf:USER/REPO", base)` reads it back.
+        """
+        from polymask.hub.pushing import push_domain
+
+        return push_domain(
+            self,
+            repo,
+            name=name,
+            private=private,
+            license=license,
+            message=message,
+            revision=revision,
+            token=token,
+            force=force,
+        )
+
     def merged(self, base: Base, *, compact: bool = False) -> nn.Module:
         """An ordinary network that gives this domain's logits.
 

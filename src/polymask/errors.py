@@ -6,7 +6,17 @@ from difflib import get_close_matches
 
 
 class PolymaskError(ValueError):
-    """Any problem that polymask explains to its caller."""
+    """Any problem that polymask explains to its caller.
+
+    The library's own errors are all of this kind, so one name catches them.
+
+        >>> import polymask as pm
+        >>> try:
+        ...     pm.get_recipe("quik")
+        ... except pm.PolymaskError as error:
+        ...     print(error)
+        recipe 'quik' is not known; near matches: quick...
+    """
 
 
 class BaseError(PolymaskError):
@@ -39,6 +49,14 @@ class BenchmarkError(PolymaskError):
 
 class EngineError(PolymaskError):
     """Jobs cannot be run where they were asked to."""
+
+
+class ExportError(PolymaskError):
+    """A network cannot be exported, or its export does not say what it says."""
+
+
+class HubError(PolymaskError):
+    """A pack cannot be had from the Hugging Face Hub, or not be put there."""
 
 
 class TrainingError(PolymaskError):

@@ -11,6 +11,7 @@ from polymask.base import Base
 from polymask.bits import Bits
 from polymask.domain import Domain, skeleton
 from polymask.errors import PackError, PolymaskError
+from polymask.hub import local_pack
 from polymask.input import InputSpec
 from polymask.methods import Stored, create_method
 from polymask.pack import BitArray, read_pack
@@ -19,9 +20,18 @@ from polymask.pack import BitArray, read_pack
 def load_domain(path: str | Path, base: Base) -> Domain:
     """The domain of a pack, in its stored form.
 
+    `path` is a file, or a pack on the Hugging Face Hub: `hf:USER/REPO[@REVISION][/FILE]`.
     Everything is checked before anything is built: the file's sha256 and format, the base's
     fingerprint, the method and its options, and every tensor's name, type, shape and values.
+
+        >>> import torch, polymask as pm
+        >>> base = pm.load_base(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)),
+        ...                     input=pm.InputSpec(shape=(3, 2, 2)), classifier=None)
+        >>> pm.new_domain(base, "affine-full", ["cat", "dog"]).save("pets.safetensors")
+        >>> pm.load_domain("pets.safetensors", base).classes
+        ['cat', 'dog']
     """
+    path = local_pack(path)
     manifest, tensors = read_pack(path)
     if manifest.fingerprint != base.fingerprint:
         raise PackError(

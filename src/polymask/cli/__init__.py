@@ -15,9 +15,14 @@ __all__ = ["main"]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; what is returned is the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if "--version" in words[:1]:
+        from polymask.cli.version import print_version
+
+        return print_version(words)
     from polymask.cli.parser import parse
 
-    verb = parse(arguments)
+    verb = parse(words)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
     me = f"polymask (rank {os.environ['RANK']})" if several else "polymask"
     try:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import tyro
 
@@ -37,6 +37,9 @@ class Learn(TrainingVerb, BaseVerb):
     """With several processes (torchrun): batch norms see the batch of all, as one process would."""
     compress_gradients: bool = False
     """With several processes: send gradients in 16 bits."""
+    kernels: Literal["eager", "compiled"] | None = None
+    """What computes masks; compiled is faster on large networks and needs a C++ compiler.
+    The default is what POLYMASK_KERNELS says, or eager."""
     overrides: Overrides = field(default_factory=Overrides)
 
     in_ranks: ClassVar[bool] = True
@@ -62,8 +65,11 @@ class Learn(TrainingVerb, BaseVerb):
         return get_recipe(self.recipe, **given(self.overrides))
 
     def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
+        from polymask.kernels import set_kernels
         from polymask.learning import learn
 
+        if self.kernels is not None:
+            set_kernels(self.kernels)
         base = self.open_base(self.base)
         self.announce(
             self.name,
@@ -118,9 +124,11 @@ class Demo(Verb):
     """Rules everything random."""
 
     def run(self) -> dict[str, Any]:
+        from polymask.allocation import keep_freed_memory
         from polymask.cli.progress import LiveBar, error_console
         from polymask.demo import headline, run_demo
 
+        keep_freed_memory()
         console = error_console()
         command = f"polymask demo --seed {self.seed}"
         result = run_demo(self.out, self.seed, console, lambda t: LiveBar(t, console), command)

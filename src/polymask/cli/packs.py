@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from polymask.cli.pack_names import NamedPack
 from polymask.cli.verb import Verb, table
 
 if TYPE_CHECKING:
@@ -15,16 +16,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Show(Verb):
+class Show(NamedPack):
     """Show what a pack holds."""
-
-    pack: tyro.conf.Positional[Path]
-    """The pack's file."""
 
     def run(self) -> dict[str, Any]:
         from polymask.pack import inspect
 
-        info = inspect(self.pack)
+        info = inspect(self.pack_path())
         return summary(info) | asdict(info.manifest)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:

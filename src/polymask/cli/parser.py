@@ -1,53 +1,79 @@
-"""From the words of a command to its verb. Imports no torch: --help must be quick."""
+"""From the words of a command to its verb. Imports no torch, and no verb but the one asked for."""
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
-from polymask.cli.benchmarking import Benchmark
-from polymask.cli.converting import Convert
-from polymask.cli.learning import Demo, Learn
-from polymask.cli.packs import Account, List, Methods, Show
-from polymask.cli.pretraining import Pretrain
-from polymask.cli.reporting import Report
-from polymask.cli.scoring import ScoreVerb
-from polymask.cli.serving import Serve
-from polymask.cli.using import Evaluate, Merge, Predict
 from polymask.cli.verb import Verb
 
-VERBS: dict[str, type[Verb]] = {
-    "demo": Demo,
-    "learn": Learn,
-    "convert": Convert,
-    "pretrain": Pretrain,
-    "evaluate": Evaluate,
-    "predict": Predict,
-    "list": List,
-    "show": Show,
-    "merge": Merge,
-    "methods": Methods,
-    "account": Account,
-    "score": ScoreVerb,
-    "benchmark": Benchmark,
-    "serve": Serve,
-    "report": Report,
-}
+
+class Verbs(Mapping[str, type[Verb]]):
+    """Verbs by name, in the order of the help; each is imported when it is asked for."""
+
+    def __init__(self, **places: tuple[str, str]) -> None:
+        self.places = places  # verb -> its module in this package, its class
+
+    def __getitem__(self, name: str) -> type[Verb]:
+        module, class_name = self.places[name]
+        verb: type[Verb] = getattr(import_module(f"polymask.cli.{module}"), class_name)
+        return verb
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
-def parse(arguments: list[str] | None) -> Verb:
+VERBS = Verbs(
+    demo=("learning", "Demo"),
+    learn=("learning", "Learn"),
+    convert=("converting", "Convert"),
+    pretrain=("pretraining", "Pretrain"),
+    evaluate=("using", "Evaluate"),
+    predict=("using", "Predict"),
+    list=("packs", "List"),
+    show=("packs", "Show"),
+    merge=("using", "Merge"),
+    export=("exporting", "Export"),
+    push=("pushing", "Push"),
+    methods=("packs", "Methods"),
+    account=("packs", "Account"),
+    score=("scoring", "ScoreVerb"),
+    benchmark=("benchmarking", "Benchmark"),
+    serve=("serving", "Serve"),
+    report=("reporting", "Report"),
+    completion=("completing", "Completion"),
+)
+DESCRIPTION = (
+    "One pretrained network, many visual domains, about one bit per weight each. "
+    "polymask --version [--verbose] says what is installed, for bug reports."
+)
+_STYLE = (FlagCreatePairsOff, OmitSubcommandPrefixes, OmitArgPrefixes)
+
+
+def parse(arguments: list[str]) -> Verb:
     """The verb that a command asks for; exits with 2 where the command makes no sense."""
+    if arguments and arguments[0] in VERBS.places:
+        name, *words = arguments
+        verb = VERBS[name]
+        alone: Verb = tyro.cli(
+            verb,
+            prog=f"polymask {name}",
+            description=_first_line(verb),
+            args=words,
+            config=_STYLE,
+        )
+        return alone
     choices: Any = None
     for name, verb in VERBS.items():
-        help_line = subcommand(name, description=_first_line(verb))
-        choice = Annotated[verb, help_line]  # type: ignore[valid-type]
+        choice = Annotated[verb, subcommand(name, description=_first_line(verb))]  # type: ignore[valid-type]
         choices = choice if choices is None else choices | choice
     chosen: Verb = tyro.cli(
-        choices,
-        prog="polymask",
-        description="One pretrained network, many visual domains, about one bit per weight each.",
-        args=arguments,
-        config=(FlagCreatePairsOff, OmitSubcommandPrefixes, OmitArgPrefixes),
+        choices, prog="polymask", description=DESCRIPTION, args=arguments, config=_STYLE
     )
     return chosen
 

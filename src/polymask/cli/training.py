@@ -88,8 +88,10 @@ class TrainingVerb(Verb):
         """What the file says of itself."""
 
     def run(self) -> dict[str, Any]:
+        from polymask.allocation import keep_freed_memory
         from polymask.data import load_data
 
+        keep_freed_memory()
         target = self.target()
         places = Places(target)
         if target.exists() and not self.force:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from polymask.cli.pack_names import NamedPack
 from polymask.cli.verb import BaseVerb, table
 from polymask.errors import DataError, DomainError
 
@@ -18,13 +19,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class PackVerb(BaseVerb):
+class PackVerb(NamedPack, BaseVerb):
     """A command that needs a domain."""
 
-    pack: tyro.conf.Positional[Path]
-    """A pack's file, or the name of a domain in the library."""
-    library: Path = Path("library")
-    """Where a domain is looked for by its name."""
     base: str | None = None
     """The base, where it is not the one that the pack names."""
 
@@ -36,13 +33,6 @@ class PackVerb(BaseVerb):
         path = self.pack_path()
         base = self.open_base(self.base or inspect(path).manifest.base)
         return base, load_domain(path, base)
-
-    def pack_path(self) -> Path:
-        """The pack's file."""
-        named = self.library / f"{self.pack}.safetensors"
-        if self.pack.is_file() or not named.is_file():
-            return self.pack
-        return named
 
 
 @dataclass(kw_only=True)

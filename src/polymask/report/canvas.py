@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from polymask.errors import PolymaskError
-from polymask.report.palette import COLOURS, INK, LINE, MUTED
+from polymask.report.palette import COLOURS, INK, LINE, MUTED, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,6 +102,12 @@ def canvas(width: int, height: int) -> Iterator[Canvas]:
         ) from error
     with matplotlib.style.context(["default", _STYLE]):
         yield Canvas(Figure(figsize=(width / 72, height / 72)), width, height)
+
+
+def as_file(svg: str) -> str:
+    """A drawing that stands in no page: on light paper, in a font of its own."""
+    alone = f"font-family: sans-serif; background: {PAPER.light}"
+    return svg.replace("font-family: inherit", alone, 1)
 
 
 def plain_text(text: str) -> str:

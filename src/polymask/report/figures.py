@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from polymask.report.canvas import canvas, write
 from polymask.report.marks import (
@@ -34,6 +34,18 @@ from polymask.report.wording import bits_text, bytes_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import Formatter
+
+
+class Masked(Protocol):
+    """A layer with a mask."""
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def weights(self) -> int: ...
+    @property
+    def density(self) -> float: ...
+
 
 _WIDE = 440  # pixels; a phone shows it at four fifths of that
 _NARROW = 340  # one of several side by side
@@ -76,7 +88,7 @@ def accuracy_and_loss(
         return sheet.svg(name, f"Learning curves; {images} accuracy at the end: {told}.")
 
 
-def density_by_depth(layers: Mapping[str, Sequence[LayerStatistics]], *, name: str) -> str:
+def density_by_depth(layers: Mapping[str, Sequence[Masked]], *, name: str) -> str:
     """The share of ones in every mask, by depth: one series for each label."""
     stacks = {label: stack for label, stack in layers.items() if stack}
     rows = key_rows(stacks, _WIDE)
@@ -190,12 +202,12 @@ def bits_by_component(components: Mapping[str, Mapping[str, int]], *, name: str)
         return sheet.svg(name, f"Bits of each domain by component: {told}.")
 
 
-def _density(layers: Sequence[LayerStatistics]) -> float:
+def _density(layers: Sequence[Masked]) -> float:
     """The share of ones over all weights."""
     return sum(s.density * s.weights for s in layers) / sum(s.weights for s in layers)
 
 
-def _depth_axis(axes: "Axes", stacks: Iterable[Sequence[LayerStatistics]]) -> None:
+def _depth_axis(axes: "Axes", stacks: Iterable[Sequence[Masked]]) -> None:
     deepest = max((layer.depth for stack in stacks for layer in stack), default=0)
     axes.set_xlim(-0.5, deepest + 0.5)
     axes.set_xticks(whole_numbers(0, deepest))
