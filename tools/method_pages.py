@@ -100,30 +100,38 @@ def table(base: pm.Base, methods: list[Method]) -> str:
         "bits per weight",
         "#Params, 6 domains",
         "norms",
-        "mergeable",
-        "order matters",
-        "moves the base",
-        "joint",
+        "notes",
     )
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for method in methods:
         account = pm.account(base, method, domains=6)
         stored = [
-            f"{WORDS[name]} {account.components[name] / 8e6:.2f} MB"
+            f"{WORDS[name]} {size(account.components[name])}"
             for name in COMPONENTS
             if name != "head" and account.components[name]
         ]
-        flags = (method.mergeable, method.ordered, method.moves_base, method.joint)
+        flags = {
+            "cannot be merged": not method.mergeable,
+            "order matters": method.ordered,
+            "moves the base": method.moves_base,
+            "domains learn together": method.joint,
+            "ends with all domains": not (method.alone or method.ordered or method.joint),
+        }
         cells = [
             f"`{method.name}`",
             "; ".join(stored) or "nothing",
             f"{account.bits_per_weight:.3f}",
             f"{account.params_paper:.3f}",
             method.norms,
-            *("yes" if flag else "no" for flag in flags),
+            "; ".join(note for note, true in flags.items() if true),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def size(bits: int) -> str:
+    """A number of bits, for people."""
+    return f"{bits / 8e6:.2f} MB" if bits >= 8e4 else f"{bits / 8e3:.1f} kB"
 
 
 def index(base: pm.Base, families: dict[str, list[Method]]) -> str:
@@ -133,7 +141,8 @@ def index(base: pm.Base, families: dict[str, list[Method]]) -> str:
         "Every method learns a domain on a frozen base, is packed, loaded, counted and used in the "
         "same\nway. Numbers are of ResNet-50; bits per weight are what one more domain takes, of "
         "six, without\nits head, as a pack stores it; #Params is the paper's convention "
-        "([params.md](../params.md)).",
+        "([params.md](../params.md)).\nAll can be merged, learn each domain alone and leave the "
+        "base as it is, unless a note says otherwise.",
     ]
     for module, methods in families.items():
         kind = type(methods[0])
