@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from polymask.base import Base
+from polymask.depthwise import TapByTap, has_depthwise
 from polymask.domain import Domain
 from polymask.errors import TrainingError
 from polymask.methods import Objective, Stored
 from polymask.predict import Batches, evaluate
 from polymask.recipes import Optimiser, Recipe
+
+FUSING = ("cpu", "cuda", "mps", "xpu")  # devices with fused optimisers
 
 
 class Step(NamedTuple):
@@ -96,6 +100,7 @@ class DomainLearner(Learner):
         if optimisers is None:
             optimisers = make_optimisers(learned_by([domain], [objective]), recipe)
         self.optimisers = optimisers
+        self.depthwise = has_depthwise(base.net)
 
     def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return placed(images, labels, self.base, self.recipe)
@@ -113,7 +118,8 @@ class DomainLearner(Learner):
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and its logits."""
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.recipe.autocast):
-            features = self.domain.features(self.base, images)
+            with TapByTap() if self.depthwise else nullcontext():
+                features = self.domain.features(self.base, images)
             logits = self.domain.classify(features)
             loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
             if self.objective is not None:
@@ -167,6 +173,7 @@ def descend(loss: Tensor, optimisers: Iterable[Optimizer]) -> float:
     loss.backward()  # type: ignore[no-untyped-call]
     for optimiser in chosen:
         optimiser.step()
+        optimiser.zero_grad()  # the next step's weights can use their memory
     return value
 
 
@@ -231,10 +238,11 @@ def make_optimisers(groups: dict[str, list[nn.Parameter]], recipe: Recipe) -> di
 def make_optimiser(
     parameters: list[nn.Parameter], kind: Optimiser, rate: float, momentum: float, decay: float
 ) -> Optimizer:
-    """Adam, or SGD with a momentum."""
+    """Adam, or SGD with a momentum; each in one pass over memory where the device can do that."""
+    fused = all(p.is_floating_point() and p.device.type in FUSING for p in parameters)
     if kind == "adam":
-        return Adam(parameters, rate, weight_decay=decay, fused=True)
-    return SGD(parameters, rate, momentum, weight_decay=decay)
+        return Adam(parameters, rate, weight_decay=decay, fused=fused)
+    return SGD(parameters, rate, momentum, weight_decay=decay, fused=fused)
 
 
 def set_rates(
