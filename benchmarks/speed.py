@@ -2,12 +2,16 @@
 
     python benchmarks/speed.py --out results/speed.json    # about 8 minutes on two free cores
     python benchmarks/speed.py --table results/speed.json  # print it again, beside the goals
-    python benchmarks/speed.py --figure docs/assets/speed.svg --table results/speed.json
+    python benchmarks/speed.py --table results/speed.json --figure docs/assets/speed.svg
+    python tools/speed_table.py                            # put the tables into docs/speed.md
 
 Everything is a ratio between things that ran in turn, round by round: the median of the rounds and
 their quartiles. "Again" is the same thing timed twice, and shows what the clock can tell apart. The
-network is ResNet-50 with random weights (23,454,912 masked weights in 53 layers). The C library is
-told to keep freed memory, so fresh pages, which cost any system alike, are not counted.
+network is ResNet-50 with random weights (23,454,912 masked weights in 53 layers).
+
+PEFT is no dependency of polymask and is left out where it is not installed. In an environment that
+has it (see compare_peft.py), `--only step --out results/speed.json` measures that part again, and
+leaves the others as they are.
 """
 
 import argparse
@@ -26,8 +30,6 @@ from cost.network import NETWORK
 from cost.report import figure, tables
 from cost.timing import Clock
 from cost.using import inference, show, switch
-
-from polymask.allocation import keep_freed_memory
 
 PACKAGES = ("polymask", "torch", "torchvision", "timm", "peft")
 
@@ -60,7 +62,6 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Every part that is asked for; what another run left in the file stays."""
-    kept = keep_freed_memory()
     clock = Clock(options.threads)
     before = {}
     if options.out is not None and options.out.exists():
@@ -70,9 +71,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "network": NETWORK,
             "clock": clock.name,
             "threads": options.threads,
-            "freed_memory_is_kept": kept,
             "python": platform.python_version(),
-            "versions": {name: v for name in PACKAGES if (v := installed(name))},
+            "versions": before.get("setup", {}).get("versions", {})
+            | {name: v for name in PACKAGES if (v := installed(name))},
         }
     }
     for part in options.only:

@@ -49,3 +49,9 @@ def test_a_strided_mask_is_packed_in_row_major_order():
     last = mask.to(memory_format=torch.channels_last)
     assert torch.equal(pack(last), pack(mask))
     assert torch.equal(unpack(pack(last), mask.numel()).reshape(mask.shape), mask)
+
+
+def test_a_mask_without_memory_is_packed_without_memory():
+    packed = Bits.of(torch.empty(5, 7, dtype=torch.bool, device="meta"))
+    assert packed.words.is_meta
+    assert (packed.words.shape, packed.words.dtype) == ((2,), torch.int32)

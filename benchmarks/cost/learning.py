@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cost.flat import FlatMasks
 from cost.network import CLASSES, NAMES, NETWORK, SIDE, worn_domain
 from cost.rivals import MaskedConv, NaiveMasks, lora, piggyback
 from cost.timing import Clock, ratios
@@ -27,40 +26,48 @@ BATCH = 8
 def transform(clock: Clock, rounds: int) -> dict[str, Any]:
     """W~ of all sites and the gradients of all scores and scalars, against a copy of W."""
     base = pm.load_base(NETWORK, pretrained=False)
-    domain = worn_domain(base)
-    parts = [(t, base.tensor(name)) for name, t in domain.named_transforms()]
-    gradients = [torch.randn_like(weight) for _, weight in parts]
-    source = torch.randn(sum(weight.numel() for _, weight in parts))
+    shapes = [site.shape for site in base.sites.values()]
+    by_rows = [torch.randn(shape) for shape in shapes]
+    # As convolutions give them where images lie by channels.
+    by_channels = [g.contiguous(memory_format=torch.channels_last) for g in by_rows]
+    source = torch.randn(sum(g.numel() for g in by_rows))
     target = torch.empty_like(source)
-
-    def with_kernels(kind: str) -> Callable[[], None]:
-        def call() -> None:
-            set_kernels(kind)
-            back([t.weight(weight) for t, weight in parts], gradients, domain)
-
-        return call
-
     naive = NaiveMasks(base, 2)
     convs = [MaskedConv(m) for m in base.net.modules() if isinstance(m, nn.Conv2d)]
     literal = nn.ModuleList(convs)
-    scores = [t.scores.detach() for t, _ in parts]
-    flat = FlatMasks([w for _, w in parts], scores, torch.randn(len(parts), 4))
-    pieces = [gradient.view(-1) for gradient in gradients]
+
+    def masks(kind: str, gradients: list[Tensor]) -> Callable[[], None]:
+        own = pm.load_base(NETWORK, pretrained=False)
+        domain = worn_domain(own).train()
+
+        def weights() -> list[Tensor]:
+            """What `Domain.weights` does for the sites."""
+            made = domain.method.together(own, domain)
+            found = domain.named_transforms()
+            return [made[n] if n in made else t.weight(own.tensor(n)) for n, t in found]
+
+        def call() -> None:
+            set_kernels(kind)
+            back(weights, gradients, domain)
+
+        return call
+
     calls = {
         "memcpy": lambda: target.copy_(source),
         "memcpy again": lambda: target.copy_(source),
-        "naive autograd": lambda: back(naive.weights(), gradients, naive),
-        "literal Piggyback": lambda: back([c.masked() for c in convs], gradients, literal),
-        "eager": with_kernels("eager"),
-        "compiled": with_kernels("compiled"),
-        "flat, compiled": lambda: flat.step(pieces),
+        "naive autograd": lambda: back(naive.weights, by_rows, naive),
+        "literal Piggyback": lambda: back(lambda: [c.masked() for c in convs], by_rows, literal),
+        "eager": masks("eager", by_rows),
+        "compiled": masks("compiled", by_rows),
+        "eager, gradients by channels": masks("eager", by_channels),
+        "compiled, gradients by channels": masks("compiled", by_channels),
     }
     seconds = clock.interleaved(calls, rounds)
     set_kernels("eager")
     against_naive = ratios(seconds, "naive autograd")
     return {
         "weights": source.numel(),
-        "layers": len(parts),
+        "layers": len(shapes),
         "ratios": ratios(seconds, "memcpy"),
         "times_faster_than_naive": {
             kind: round(1 / against_naive[kind]["median"], 2) for kind in ("eager", "compiled")
@@ -68,8 +75,21 @@ def transform(clock: Clock, rounds: int) -> dict[str, Any]:
     }
 
 
-def back(outputs: list[Tensor], gradients: list[Tensor], module: nn.Module) -> None:
-    torch.autograd.backward(outputs, gradients)
+class Network(torch.autograd.Function):
+    """Stands for a network: takes weights, keeps none, and gives these gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Tensor], *weights: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
+        return (None, *ctx.gradients)
+
+
+def back(weights: Callable[[], list[Tensor]], gradients: list[Tensor], module: nn.Module) -> None:
+    Network.apply(gradients, *weights()).backward()
     module.zero_grad()
 
 
@@ -80,12 +100,14 @@ def step(clock: Clock, rounds: int) -> dict[str, Any]:
     labels = torch.arange(BATCH)
 
     def masks(kind: str) -> Callable[[], None]:
+        """What `fit` does with a batch."""
         base = pm.load_base(copy.deepcopy(net), name="resnet50", input=pm.InputSpec())
-        run = stepper(pm.DomainModel(base, pm.new_domain(base, "affine-full", NAMES)))
+        domain = pm.new_domain(base, "affine-full", NAMES).train()
+        learner = DomainLearner(base, domain, get_recipe("imagenet-to-sketch"))
 
         def call() -> None:
             set_kernels(kind)
-            run(images, labels)
+            learner.step(images, labels, 0.5)
 
         return call
 
@@ -123,9 +145,8 @@ def stepper(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
     optimiser = torch.optim.Adam(learned, 1e-4, fused=True)
 
     def run(images: Tensor, labels: Tensor) -> None:
-        loss = F.cross_entropy(model(images), labels)
         optimiser.zero_grad()
-        loss.backward()
+        F.cross_entropy(model(images), labels).backward()
         optimiser.step()
 
     return run

@@ -18,49 +18,48 @@ from polymask.merged_cache import MergedCache
 from polymask.merging import WorkingNetwork
 from polymask.zoo import build
 
+KINDS = ("compiled", "eager")
+DOMAINS = 4  # in one batch
+
 
 def switch(clock: Clock, rounds: int) -> dict[str, Any]:
-    """One domain after another in the same network, against a copy of its weights."""
+    """One domain after another in the same network, against a copy of its weights.
+
+    "weights" and "complete" are what `MultiDomainModel` does where it has memory for one network
+    only, "cold merge" what it does for a network that its cache does not hold.
+    """
     base = pm.load_base(NETWORK, pretrained=False)
     domains = [worn_domain(base, seed).frozen() for seed in (0, 1)]
-    working = WorkingNetwork(base)
-    for domain in domains:
-        working.switch(domain)
-    memory = {name: torch.empty(site.shape) for name, site in base.sites.items()}
-    source = torch.randn(sum(m.numel() for m in memory.values()))
+    working, cache = WorkingNetwork(base), MergedCache(base, 0)
+    source = torch.randn(sum(site.numel for site in base.sites.values()))
     target = torch.empty_like(source)
     net, _ = build(NETWORK, pretrained=False)
     net.fc = nn.Linear(2048, CLASSES)
     checkpoints = [{n: t.clone() for n, t in net.state_dict().items()} for _ in (0, 1)]
     turn = iter(range(10**9))
 
-    def weights(kind: str) -> Callable[[], None]:
+    def by(kind: str, do: Callable[[pm.Domain], object]) -> Callable[[], None]:
         def call() -> None:
             set_kernels(kind)
-            for name, part in domains[next(turn) % 2].named_transforms():
-                part.write(base.tensor(name), memory[name])
+            do(domains[next(turn) % 2])
 
         return torch.no_grad()(call)
 
-    def complete(kind: str) -> Callable[[], None]:
-        def call() -> None:
-            set_kernels(kind)
-            working.switch(domains[next(turn) % 2])
-
-        return call
-
+    ways = {
+        "weights": working.write,
+        "complete": working.switch,
+        "cold merge": lambda domain: cache.network("x", domain),
+    }
     calls = {
         "memcpy": lambda: target.copy_(source),
         "memcpy again": lambda: target.copy_(source),
-        "weights, eager": weights("eager"),
-        "weights, compiled": weights("compiled"),
-        "complete, eager": complete("eager"),
-        "complete, compiled": complete("compiled"),
         "load_state_dict": lambda: net.load_state_dict(checkpoints[next(turn) % 2]),
-    }
-    seconds = clock.interleaved(calls, rounds)
+    } | {f"{way}, {kind}": by(kind, do) for way, do in ways.items() for kind in KINDS}
+    seconds = clock.interleaved(calls, rounds, warm_up=2)
+    for kind in KINDS:
+        set_kernels(kind)
+        checked(base, domains, working)
     set_kernels("eager")
-    checked(base, domains, working)
     return {
         "ratios": ratios(seconds, "memcpy"),
         "against_load_state_dict": ratios(seconds, "load_state_dict"),
@@ -93,7 +92,30 @@ def inference(clock: Clock, rounds: int) -> dict[str, Any]:
     with torch.no_grad():
         seconds = clock.interleaved(calls, rounds)
     seconds["cached switch"] = [taken / 100 for taken in seconds["cached switch"]]
-    return {"side": SIDE, "batch": 1, "ratios": ratios(seconds, "plain")}
+    return {
+        "side": SIDE,
+        "batch": 1,
+        "ratios": ratios(seconds, "plain"),
+        "mixed": mixed(clock, rounds, base, plain),
+    }
+
+
+def mixed(clock: Clock, rounds: int, base: pm.Base, plain: nn.Module) -> dict[str, Any]:
+    """A batch of several domains, against the plain network on as many batches."""
+    model = pm.MultiDomainModel(base)
+    for seed in range(DOMAINS):
+        model.add(f"d{seed}", worn_domain(base, seed))
+    images = torch.randn(2 * DOMAINS, 3, SIDE, SIDE)
+    names = [f"d{row % DOMAINS}" for row in range(len(images))]
+    parts = [images[row::DOMAINS].contiguous() for row in range(DOMAINS)]
+    calls = {
+        "plain": lambda: [plain(part) for part in parts],
+        "plain again": lambda: [plain(part) for part in parts],
+        "mixed batch": lambda: model(images, domain=names),
+    }
+    with torch.no_grad():
+        found = ratios(clock.interleaved(calls, rounds), "plain")
+    return {"domains": DOMAINS, "images": len(images), "ratios": found}
 
 
 def show(clock: Clock, rounds: int) -> dict[str, Any]:

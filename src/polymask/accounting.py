@@ -60,6 +60,14 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     """The cost of `domains` domains, the base's own included, each with a head for `classes`.
 
     Only shapes matter: a base on the meta device will do.
+
+        >>> import polymask as pm
+        >>> base = pm.load_base("decathlon-wrn28", pretrained=False, device="meta")
+        >>> cost = pm.account(base, "affine-full", domains=10)
+        >>> cost.components["mask"] == cost.masked_weights == 5_839_280
+        True
+        >>> f"{cost.params_paper:.2f} as the paper counts, {cost.params_stored:.2f} as stored"
+        '1.29 as the paper counts, 1.31 as stored'
     """
     if domains < 1:
         raise PolymaskError(f"domains={domains}; count the base's own domain: at least 1")

@@ -55,6 +55,8 @@ class Bits:
 def pack(mask: Tensor) -> Tensor:
     """(…) bool -> (ceil(numel / 32),) int32."""
     flat = mask.reshape(-1)
+    if flat.is_meta:  # only shapes are asked for, and operations on meta tensors are slow
+        return torch.empty(-(-flat.numel() // WORD), dtype=torch.int32, device=flat.device)
     padded = torch.zeros(-(-flat.numel() // WORD) * WORD, dtype=torch.uint8, device=flat.device)
     padded[: flat.numel()] = flat
     octets = padded.view(-1, 8)

@@ -17,6 +17,13 @@ class InputSpec:
     A pixel p in [0, 1] enters the network as (p - mean) / std, channel by channel.
     At evaluation the short side is resized to side / crop and the centre side x side is kept; with
     `squash` the whole image is resized to side x side instead, its aspect ratio lost.
+
+        >>> import polymask as pm
+        >>> spec = pm.InputSpec(shape=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> spec.side, spec.crop
+        (64, 0.875)
+        >>> pm.InputSpec(**spec.to_json()) == spec
+        True
     """
 
     shape: tuple[int, ...] = (3, 224, 224)  # channels first, without the batch

@@ -3,13 +3,14 @@
 import copy
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from polymask.errors import DomainError
 from polymask.kernels.blocks import BLOCK, move_together, plan
+from polymask.outputs import features_of
 from polymask.surgery import (
     copy_with,
     named_tensors,
@@ -54,7 +55,6 @@ class WorkingNetwork:
     def __init__(self, base: "Base") -> None:
         self.base = base
         self._net = structural_copy(base.net)
-        self._original: dict[str, Tensor] = dict(named_tensors(base.net))
         self._places = _places_of_tensors(self._net)
         self._memory: dict[str, nn.Parameter] = {}
         self._changed: set[str] = set()
@@ -65,22 +65,29 @@ class WorkingNetwork:
         domain.check_base(self.base)
         with torch.no_grad(), domain.in_eval_mode():
             tensors = self._tensors(domain)
-        for name in self._changed - tensors.keys():
-            self._put(name, self._original.get(name))
+        if left := self._changed - tensors.keys():
+            original = dict(named_tensors(self.base.net))
+            for name in left:
+                self._put(name, original.get(name))
         for name, tensor in tensors.items():
             self._put(name, tensor)
         self._changed = set(tensors)
         return _with_head(self._net, self.base, domain.head or nn.Identity())
 
-    def _tensors(self, domain: "Domain") -> dict[str, Tensor]:
-        """What the domain has in place of the base's tensors; weights written to our memory."""
-        tensors: dict[str, Tensor] = {}
-        self._make_room([name for name, _ in domain.named_transforms()])
+    def write(self, domain: "Domain") -> dict[str, Tensor]:
+        """The weights of a domain that it transforms, written to the network's memory."""
+        transforms = dict(domain.named_transforms())
+        self._make_room(list(transforms))
         written = domain.method.together(self.base, domain, self._memory)
-        for name, transform in domain.named_transforms():
+        for name, transform in transforms.items():
             if name not in written:
                 transform.write(self.base.tensor(name), self._memory[name])
-            tensors[name] = self._memory[name]
+        return {name: self._memory[name] for name in transforms}
+
+    def _tensors(self, domain: "Domain") -> dict[str, Tensor]:
+        """What the domain has in place of the base's tensors."""
+        tensors = self.write(domain)
+        for name, transform in domain.named_transforms():
             site = domain.sites[name]
             bias = transform.bias(self.base.tensor(site.bias) if site.has_bias else None)
             if bias is not None:
@@ -96,7 +103,7 @@ class WorkingNetwork:
         empty = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in weights]
         if {w.dtype for w in weights} == {torch.float32}:
             where = plan(tuple(w.numel() for w in weights), BLOCK, weights[0].device)
-            move_together(where, empty, empty)
+            move_together(where, empty)
         for name, memory in zip(new, empty, strict=True):
             self._memory[name] = nn.Parameter(memory, requires_grad=False)
 
@@ -123,9 +130,17 @@ def check_mergeable(domain: "Domain") -> None:
 def _with_head(net: nn.Module, base: "Base", head: nn.Module) -> nn.Module:
     """The network with a head where the base's classifier stood, or after it."""
     if base.classifier is None or not isinstance(base.head, nn.Linear):
-        return nn.Sequential(net, head)
+        return _Headed(net, head)
     put_module(net, base.classifier, head)
     return net
+
+
+class _Headed(nn.Sequential):
+    """A network and a head after it, whatever object the network gives its features in."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        net, head = self
+        return cast(Tensor, head(features_of(net(images))))
 
 
 def _places_of_tensors(net: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:

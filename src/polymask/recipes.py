@@ -177,6 +177,13 @@ def get_recipe(recipe: str | Path | Recipe, **changes: Any) -> Recipe:
     """A recipe by its name or from a TOML file, with some fields changed.
 
     A file's fields are the recipe's; `recipe = "NAME"` in it names the one that it starts from.
+
+        >>> import polymask as pm
+        >>> recipe = pm.get_recipe("decathlon", epochs=10, drops=(8,))
+        >>> recipe.epochs, recipe.batch_size, recipe.optimiser
+        (10, 32, 'adam')
+        >>> [round(recipe.factor(epoch), 3) for epoch in (0, 7, 8, 9)]
+        [1.0, 1.0, 0.1, 0.1]
     """
     if isinstance(recipe, str | Path):
         recipe = _from_file(Path(recipe)) if str(recipe).endswith(".toml") else _named(str(recipe))

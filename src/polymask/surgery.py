@@ -76,3 +76,11 @@ def put_module(root: nn.Module, name: str, module: nn.Module) -> None:
     """Replace the submodule `name` of `root`."""
     path, _, leaf = name.rpartition(".")
     setattr(root.get_submodule(path), leaf, module)
+
+
+def exchange_tensors(module: nn.Module, replaced: Mapping[int, nn.Parameter]) -> None:
+    """Put other parameters where those with these ids stand, in every place of a tied one."""
+    for owner in module.modules():
+        for leaf, parameter in owner._parameters.items():
+            if id(parameter) in replaced:
+                owner._parameters[leaf] = replaced[id(parameter)]

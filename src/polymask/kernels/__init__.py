@@ -2,7 +2,7 @@
 
 One setting for the whole process, since it is about the machine and not about a domain: "eager",
 the default, or "compiled". A run, its checkpoints and packs know nothing of it. The environment
-variable `POLYMASK_KERNELS` sets it for programs that do not.
+variable `POLYMASK_KERNELS` sets it for programs that do not, and for the processes they start.
 """
 
 import logging
@@ -28,8 +28,9 @@ def set_kernels(kind: str) -> str:
     """Choose "eager" or "compiled" kernels; what is in use from now on.
 
     "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first.
-    Where it does not work, a notice says so and the kernels are eager. Weights that it works on
-    are moved into one buffer; a network that shares its memory with the base no longer does.
+    Where it does not work, a notice says so and the kernels are eager. Weights are the same to the
+    bit; gradients of compiled kernels differ in rounding. The base's weights are moved into one
+    buffer when they are first used, so a network that shared its memory with it no longer does.
     """
     global _chosen
     if kind not in KINDS:
@@ -55,9 +56,14 @@ def _trouble() -> str | None:
     """Why kernels cannot be compiled, in one line; None where they can."""
     from polymask.kernels import compiled
 
-    W, R, K = torch.ones(64, 1024), torch.ones(64, 1024), torch.ones(2, 4)
+    W, R, K, out = (
+        torch.ones(64, 1024),
+        torch.ones(64, 1024),
+        torch.ones(2, 4),
+        torch.ones(64, 1024),
+    )
     try:
-        compiled.forward(W, R, K, torch.arange(64) // 32, 0.0)
-    except RuntimeError as error:  # what torch.compile raises, and its compiler
-        return str(error).strip().splitlines()[0]
+        compiled.forward(W, R, K, torch.arange(64) // 32, 0.0, out)
+    except (RuntimeError, OSError) as error:  # of torch.compile, its compiler and its files
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
     return None

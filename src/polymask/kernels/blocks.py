@@ -1,7 +1,7 @@
 """Many tensors in one buffer of blocks: where each begins, and how they get there.
 
 A kernel goes over the whole buffer in one call. Each tensor begins with a block of its own, so a
-block has one set of scalars. The tensors stay what they are, parameters with names and shapes;
+block has one set of scalars. What is learned stays what it is, parameters with names and shapes;
 only the memory behind them is the buffer's. Nothing else remembers it: whether tensors lie as
 planned is seen from their addresses.
 """
@@ -12,6 +12,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
+
+from polymask.kernels.kept import KeptMemory
 
 BLOCK = 1024  # weights
 _BYTES = 4  # of an element: float32, or a word of 32 bits
@@ -26,9 +28,13 @@ class Plan:
     padding: tuple[tuple[int, int], ...]  # from, to
     owner: Tensor  # (blocks,) int64: whose each block is
 
-    def buffer(self, dtype: torch.dtype) -> Tensor:
-        """A new buffer (blocks, width), its padding zero and nothing else said."""
-        made = torch.empty(len(self.owner), self.width, dtype=dtype, device=self.owner.device)
+    def buffer(self, dtype: torch.dtype, memory: KeptMemory | None = None) -> Tensor:
+        """A buffer (blocks, width), new or in kept memory: its padding zero, nothing else said."""
+        shape = (len(self.owner), self.width)
+        if memory is not None and dtype == torch.float32 and self.owner.device.type == "cpu":
+            made = memory.take(shape)
+        else:
+            made = torch.empty(shape, dtype=dtype, device=self.owner.device)
         for begin, end in self.padding:
             made.view(-1)[begin:end] = 0
         return made
@@ -68,11 +74,22 @@ def plan(sizes: tuple[int, ...], width: int, device: torch.device) -> Plan:
     return Plan(width, tuple(starts), tuple(padding), owner)
 
 
+@torch.inference_mode(False)  # what is made here may learn later
 @torch.no_grad()
-def move_together(plan: Plan, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
-    """Give tensors their places in a new buffer, laid out as `like` are; the buffer."""
+def copy_together(
+    plan: Plan, tensors: Sequence[Tensor], like: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """A new buffer with what is in tensors, laid out as `like` are, and its pieces."""
     buffer = plan.buffer(tensors[0].dtype)
-    for tensor, piece in zip(tensors, plan.pieces(buffer, like), strict=True):
+    pieces = plan.pieces(buffer, like)
+    for tensor, piece in zip(tensors, pieces, strict=True):
         piece.copy_(tensor)
+    return buffer, pieces
+
+
+def move_together(plan: Plan, tensors: Sequence[Tensor]) -> Tensor:
+    """Give tensors, which stay the objects that they are, their places in a new buffer."""
+    buffer, pieces = copy_together(plan, tensors, tensors)
+    for tensor, piece in zip(tensors, pieces, strict=True):
         tensor.data = piece
     return buffer

@@ -16,10 +16,9 @@ from polymask.bits import WORD
 
 
 @torch.no_grad()
-def forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float) -> Tensor:
-    """W~ of thresholded scores."""
-    result: Tensor = _run(_forward, W, R, K, owner, _number(at, R))
-    return result
+def forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, out: Tensor) -> None:
+    """Write W~ of thresholded scores to `out`."""
+    _run(_forward, W, R, K, owner, _number(at, R), out)
 
 
 @torch.no_grad()
@@ -37,8 +36,8 @@ def from_words(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor) 
     _run(_from_words, W, words, K, owner, out)
 
 
-def _forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor) -> Tensor:
-    return _chosen(W, threshold(R, at), *K[owner].unsqueeze(2).unbind(1))
+def _forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, out: Tensor) -> None:
+    out.copy_(_chosen(W, threshold(R, at), *K[owner].unsqueeze(2).unbind(1)))
 
 
 def _chosen(W: Tensor, M: Tensor, k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor) -> Tensor:

@@ -37,12 +37,13 @@ def backward(
     at: float,
     surrogate: Surrogate,
     wanted: Sequence[bool],
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The gradients of the scores and of those scalars that are wanted, from G = dE/dW~.
+    dR: Tensor,
+) -> list[Tensor | None]:
+    """The gradients of those scalars that are wanted, from G = dE/dW~; that of the scores in dR.
 
     dR = h~'(R) (k2 + k3 W) G, and dk0 = <G, W>, dk1 = <G, 1>, dk2 = <G, M>, dk3 = <G, W∘M>.
+    dR may be G itself.
     """
-    dR = torch.empty_like(R)
     sums: list[list[Tensor]] = [[], [], [], []]
     for g, w, r, target, *k in _blocks(G, W, R, dR, *ks):
         g = g.to(r.dtype)
@@ -51,34 +52,36 @@ def backward(
         for i, full in enumerate((gw, g, g, gw)):
             if wanted[i]:
                 sums[i].append(_row_sums(full, masked if i in (2, 3) else None))
-        torch.mul(gw, k[3], out=target).addcmul_(g, k[2])
+        torch.addcmul(gw.mul_(k[3]), g, k[2], out=target)
         scale_by_surrogate(target, r, at, surrogate)
-    return dR, [_joined(parts, W.shape[0]) if parts else None for parts in sums]
+    return [_joined(parts, W.shape[0]) if parts else None for parts in sums]
 
 
 def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
-    """Write W~ of a packed mask (32 bits to a word, row after row) to `out`."""
-    octets = words.view(torch.uint8)
-    bits = _octet_table(ks[0].dtype, words.device)
-    # With one set of scalars a table gives, for each byte, what its eight weights are scaled by.
-    tables = _scale_and_shift(bits, ks) if len(W) == 1 else (bits,)
+    """Write W~ of a packed mask (32 bits to a word, row after row) to `out`.
+
+    A table of 256 numbers of 64 bits gives the eight mask values of a byte at once.
+    """
+    octets, table = words.view(torch.uint8), _octet_table(words.device)
     done = 0
     for w, target, *k in _blocks(W, out, *ks):
         first, last = done // 8, -(-(done + w.numel()) // 8)
-        places = octets[first:last].int()
-        found = [table.index_select(0, places).view(-1) for table in tables]
-        if 8 * len(places) != w.numel():
-            begin = done - 8 * first
-            found = [values[begin : begin + w.numel()] for values in found]
-        found = [values.view(w.shape) for values in found]
-        scale, shift = found if len(W) == 1 else _scale_and_shift(found[0], k)
+        found = table.index_select(0, octets[first:last].int()).view(torch.uint8)
+        begin = done - 8 * first
+        M = found[begin : begin + w.numel()].to(k[0].dtype).view(w.shape)
+        scale, shift = _scale_and_shift(M, k)
         torch.add(scale.mul_(w), shift, out=target)
         done += w.numel()
 
 
 def _scale_and_shift(M: Tensor, ks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """k0 + k3 M and k1 + k2 M; the second is written to M."""
     k0, k1, k2, k3 = ks
-    return torch.mul(M, k3).add_(k0), torch.mul(M, k2).add_(k1)
+    # One pass each, for a plain number; on a GPU it would have to be waited for.
+    if len(k3) == 1 and M.device.type == "cpu" and not torch.compiler.is_compiling():
+        scale = torch.add(k0, M, alpha=k3.item())
+        return scale, torch.add(k1, M, alpha=k2.item(), out=M)
+    return torch.mul(M, k3).add_(k0), M.mul_(k2).add_(k1)
 
 
 def _map(W: Tensor, M: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
@@ -122,7 +125,8 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 @cache
-def _octet_table(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(256, 8): the bits of each byte, least significant first."""
+def _octet_table(device: torch.device) -> Tensor:
+    """(256,) int64: the bits of each byte as eight bytes, the least significant first."""
     octets = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)
-    return ((octets >> torch.arange(8, dtype=torch.int32, device=device)) & 1).to(dtype)
+    bits = (octets >> torch.arange(8, dtype=torch.int32, device=device)) & 1
+    return bits.to(torch.uint8).view(torch.int64).view(-1)

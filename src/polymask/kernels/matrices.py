@@ -20,6 +20,10 @@ class Matrices:
         self.order = split + sorted(shared, key=like.stride, reverse=True)
         self.sizes = [like.shape[d] for d in self.order]
 
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor is laid out so that its matrix is a view."""
+        return tensor.permute(self.order).is_contiguous()
+
     def matrix(self, tensor: Tensor) -> Tensor:
         """(rows, columns)."""
         return tensor.permute(self.order).reshape(self.rows, -1)

@@ -6,7 +6,8 @@ W is the base's weight, M the mask, R the scores, k0…k3 scalars of a layer or 
 For one weight w it is a choice between two affine maps of it, k0 w + k1 and
 (k0 + k3) w + (k1 + k2); `polymask.kernels` computes it. With G = dE/dW~ the gradients are
 
-    dk0 = <G, W>   dk1 = <G, 1>   dk2 = <G, M>   dk3 = <G, W∘M>   dR = h~'(R) (k2 + k3 W) G.
+    dk0 = <G, W>   dk1 = <G, 1>   dk2 = <G, M>   dk3 = <G, W∘M>
+    dR = h~'(R) (k2 + k3 W) G
 
 Facts that decide the presets: the paper draws R from U(1e-4, 2e-4) and thresholds at 0; k1, k2, k3
 start at 0 and k0 at 1, so a fresh domain is the base. Piggyback starts at 1e-2 and thresholds at
@@ -26,6 +27,7 @@ from polymask.binarize import SURROGATES, Surrogate, threshold
 from polymask.bits import Bits
 from polymask.errors import MethodError
 from polymask.kernels import compiled_kernels, eager
+from polymask.kernels.kept import release_memory
 from polymask.kernels.matrices import Matrices
 from polymask.methods.affine_map import AffineMask, affine
 from polymask.methods.method import Method, NormPolicy, Stored, Transform
@@ -93,10 +95,7 @@ class Affine(Method):
         from polymask.methods.affine_fused import fused_weights
 
         transforms = {n: cast(AffineTransform, t) for n, t in domain.named_transforms()}
-        weights = [base.tensor(name) for name in transforms]
-        memory = None if out is None else [out[name] for name in transforms]
-        made = fused_weights(weights, list(transforms.values()), memory)
-        return {} if made is None else dict(zip(transforms, made, strict=True))
+        return fused_weights(base, transforms, out)
 
     def coefficients(self, site: Site) -> dict[str, Coefficient]:
         """The four scalars of a site, with "auto" decided."""
@@ -110,7 +109,6 @@ class AffineTransform(Transform):
     """One site's scores (or, stored, its packed mask) and scalars."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask"} | dict.fromkeys(NAMES, "scalars")
-    any_layout: ClassVar[bool] = True
 
     scores: nn.Parameter | None
     words: Tensor | None
@@ -191,10 +189,12 @@ class AffineTransform(Transform):
                 scalar = nn.Parameter(value.reshape(self.scalar_shape), requires_grad=False)
                 self.register_parameter(name, scalar)
         self.scores = None
+        release_memory(self)
 
     def coefficients(self) -> list[Tensor | float]:
         """k0…k3 as they are: fixed numbers, or tensors that are learned."""
-        return [self.fixed[n] if n in self.fixed else getattr(self, n) for n in NAMES]
+        learned = self._parameters
+        return [self.fixed[n] if n in self.fixed else cast(Tensor, learned[n]) for n in NAMES]
 
     def _reads_words(self) -> bool:
         """Whether kernels can take the packed mask: bits lie row after row, and nothing learns."""

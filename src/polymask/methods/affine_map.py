@@ -66,8 +66,12 @@ class AffineMask(torch.autograd.Function):
         shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
         _, _, *wanted = ctx.needs_input_grad[:6]
         columns = [shape.column(k, scores.dtype, scores.device) for k in ks]
-        G, W, R = (shape.matrix(tensor) for tensor in (G, W, scores))
-        dR, dks = eager.backward(G, W, R, columns, ctx.at, ctx.surrogate, wanted)
+        W, R = shape.matrix(W), shape.matrix(scores)
+        dR = torch.empty_like(R)
+        if not shape.fits(G):  # laid out otherwise, as convolutions on images by channels give it
+            shape.tensor(dR).copy_(G)
+        G = shape.matrix(G) if shape.fits(G) else dR
+        dks = eager.backward(G, W, R, columns, ctx.at, ctx.surrogate, wanted, dR)
         shaped = (None if dk is None else dk.view(k.shape) for k, dk in zip(ks, dks, strict=True))
         return (None, shape.tensor(dR), *shaped, None, None)
 

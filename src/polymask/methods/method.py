@@ -60,7 +60,6 @@ class Transform(Part, ABC):
 
     # In training mode `output` stands for `weight`; in eval mode both would give the same.
     acts_on_output: ClassVar[bool] = False
-    any_layout: ClassVar[bool] = False  # W and what is learned may lie in memory channels last
 
     def begin(self, base_weight: Tensor) -> None:
         """Look at W once, when a domain is new."""

@@ -26,7 +26,18 @@ def register(name: str, prototype: Method) -> None:
 
 
 def create_method(name: str, **options: Any) -> Method:
-    """The method `name`, with some of its options changed."""
+    """The method `name`, with some of its options changed.
+
+    A name or an option that is not known is an error that names near ones.
+
+        >>> import polymask as pm
+        >>> method = pm.create_method("affine-full", per="channel")
+        >>> method.per, method.norms, method.mergeable
+        ('channel', 'own', True)
+        >>> pm.create_method("afine-full")
+        Traceback (most recent call last):
+        polymask.errors.MethodError: method 'afine-full' is not known; near matches: affine-full...
+    """
     _load_entry_points()
     if name not in _METHODS:
         raise MethodError(f"method {name!r} is not known; {near_matches(name, _METHODS)}")
@@ -39,7 +50,14 @@ def create_method(name: str, **options: Any) -> Method:
 
 
 def list_methods(pattern: str = "*") -> list[str]:
-    """Names of the methods that match a pattern (* and ?), in order of registration."""
+    """Names of the methods that match a pattern (* and ?), in order of registration.
+
+    Those of other packages, by their entry points, are among them.
+
+        >>> import polymask as pm
+        >>> pm.list_methods("affine-simple*")
+        ['affine-simple', 'affine-simple-no-k1', 'affine-simple-sigmoid']
+    """
     _load_entry_points()
     return [name for name in _METHODS if fnmatchcase(name, pattern)]
 
