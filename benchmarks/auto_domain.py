@@ -1,20 +1,25 @@
 """Which rule tells an image's domain best?
 
-polymask demo
-python benchmarks/auto_domain.py --library demo --label demo --out results/auto-domain.json
-    [--domain NAME=SOURCE …] [--weights FILE]
+    polymask demo --out LIBRARY
+    polymask learn flowers --data SOURCE --side 96 --epochs 4 --limit 1200 --out LIBRARY
+    polymask learn gtsrb --data SOURCE --side 64 --epochs 4 --limit 900 --out LIBRARY
+    python benchmarks/auto_domain.py --library LIBRARY --domain NAME=SOURCE … \\
+        --out results/auto-domain.json
 
 Every rule gives a score to (image, domain), and the domain with the largest is chosen. The images
 are test images, the same number for each domain, of classes that the domain knows; no rule has seen
-them. `right` is the share whose own domain was chosen, averaged over domains. A likeness is made
-of up to 256 training images.
+them. `right` is the share whose own domain was chosen, averaged over domains. Rules that look at
+logits are measured on the domains that have a pack in the library; the cosine to the likeness,
+which needs none, on those and on all.
 """
 
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +29,8 @@ import polymask as pm
 from polymask.data import load_data
 from polymask.feed import Feed
 from polymask.likeness import fit, likeness, read_likeness
-from polymask.pack import SUFFIX
+from polymask.pack import packs_in, write_atomically
 from polymask.predict import logits, network
-from polymask.serve import auto
 
 DEMO = ("digits", "letters", "solar-cells")
 
@@ -41,7 +45,7 @@ def margin(z: Tensor) -> Tensor:
 
 
 LOGIT_RULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "log mean exp of logits": auto.size,
+    "log mean exp of logits": lambda z: z.logsumexp(1) - math.log(z.shape[1]),
     "largest probability": lambda z: z.softmax(1).amax(1),
     "largest probability beyond chance": lambda z: (
         (z.softmax(1).amax(1) - 1 / z.shape[1]) / (1 - 1 / z.shape[1])
@@ -60,56 +64,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, default=Path("demo"))
     parser.add_argument("--domain", action="append", default=[], metavar="NAME=SOURCE")
-    parser.add_argument("--weights", type=Path, help="of the base, where it needs some")
     parser.add_argument("--images", type=int, default=100, help="of each domain")
-    parser.add_argument("--label", default="demo", help="of this library in the results")
-    parser.add_argument("--out", type=Path, help="added to what is in the file")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    sources = {name: name for name in DEMO if (options.library / f"{name}{SUFFIX}").exists()}
-    sources |= dict(given.split("=", 1) for given in options.domain)
-    base, domains = load(options.library, options.weights, list(sources))
-    images, labels, likenesses = {}, {}, []
+    sources = {name: name for name in DEMO} | dict(given.split("=", 1) for given in options.domain)
+    packs = {path.stem: path for path in packs_in(options.library) if path.stem in sources}
+    base = pm.load_base(pm.inspect(next(iter(packs.values()))).manifest.base)
+    domains = {name: pm.load_domain(path, base) for name, path in packs.items()}
+    images, labels, likenesses, features = {}, {}, {}, {}
     for name, source in sources.items():
-        data = load_data(source, seed=0, classes=len(domains[name].classes))
+        data = load_data(source, seed=0)
         split = data.test if data.test is not None else data.val
         places = np.random.default_rng(1).permutation(len(split))[: options.images]
         images[name] = [split.image(int(place)) for place in places]
         labels[name] = torch.from_numpy(split.labels[places])
-        likenesses.append(read_likeness(likeness(base, data.train), base.feature_dim))
+        likenesses[name] = read_likeness(likeness(base, data.train), base.feature_dim)
+        features[name] = ask(base.net, base.input, images[name])
+        print(name, file=sys.stderr, flush=True)
     said = {
-        (asked, name): ask(network(base, domain), domain.input, pictures)
+        (asked, name): ask(network(base, domain), domain.input, images[asked])
         for name, domain in domains.items()
-        for asked, pictures in images.items()
+        for asked in domains
     }
-    scores = {
-        label: {a: torch.stack([rule(said[a, name]) for name in sources], 1) for a in sources}
+    rules = {
+        label: chosen_right({a: torch.stack([rule(said[a, n]) for n in packs], 1) for a in packs})
         for label, rule in LOGIT_RULES.items()
     }
-    features = {name: ask(base.net, base.input, pictures) for name, pictures in images.items()}
-    scores["cosine to the likeness"] = {
-        name: fit(features[name], torch.stack(likenesses)) for name in sources
-    }
-    accuracies = {
-        name: float((said[name, name].argmax(1) == labels[name]).float().mean()) for name in sources
-    }
+    rules["cosine to the likeness"] = by_likeness(features, likenesses, list(packs))
     report = {
         "base": base.name,
         "images_of_each_domain": options.images,
-        "accuracy": accuracies,
-        "rules": {label: chosen_right(found) for label, found in scores.items()},
+        "accuracy": {
+            name: float((said[name, name].argmax(1) == labels[name]).float().mean())
+            for name in packs
+        },
+        "rules": rules,
+        "likeness_on_all": by_likeness(features, likenesses, list(sources)),
     }
     show(report)
     if options.out is not None:
-        known = json.loads(options.out.read_text()) if options.out.exists() else {}
-        known[options.label] = report
-        options.out.write_text(json.dumps(known, indent=1) + "\n")
+        write_atomically(options.out, (json.dumps(report, indent=1) + "\n").encode())
 
 
-def load(library: Path, weights: Path | None, names: list[str]):
-    """The base of a library and the domains of these names."""
-    paths = {name: library / f"{name}{SUFFIX}" for name in names}
-    base = pm.load_base(pm.inspect(paths[names[0]]).manifest.base, weights=weights)
-    return base, {name: pm.load_domain(path, base) for name, path in paths.items()}
+def by_likeness(
+    features: dict[str, Tensor], likenesses: dict[str, Tensor], names: list[str]
+) -> dict[str, Any]:
+    together = torch.stack([likenesses[name] for name in names])
+    return chosen_right({name: fit(features[name], together) for name in names})
 
 
 @torch.no_grad()
@@ -119,7 +120,7 @@ def ask(net: Callable[[Tensor], Tensor], spec: pm.InputSpec, images: list) -> Te
     return torch.cat([logits(net, feed.batch(crops[i : i + 20])) for i in range(0, len(crops), 20)])
 
 
-def chosen_right(scores: dict[str, Tensor]) -> dict:
+def chosen_right(scores: dict[str, Tensor]) -> dict[str, Any]:
     """The share of each domain's images that a rule gives to it."""
     shares = {
         name: float((found.argmax(1) == place).float().mean())
@@ -128,9 +129,10 @@ def chosen_right(scores: dict[str, Tensor]) -> dict:
     return {"right": float(np.mean(list(shares.values()))), "by_domain": shares}
 
 
-def show(report: dict) -> None:
+def show(report: dict[str, Any]) -> None:
     print("accuracy".ljust(36), {name: f"{one:.0%}" for name, one in report["accuracy"].items()})
-    for label, one in sorted(report["rules"].items(), key=lambda item: -item[1]["right"]):
+    rows = sorted(report["rules"].items(), key=lambda item: -item[1]["right"])
+    for label, one in [*rows, ("cosine to the likeness, all domains", report["likeness_on_all"])]:
         each = "  ".join(f"{name} {share:.0%}" for name, share in one["by_domain"].items())
         print(f"{label:36}{one['right']:6.1%}   {each}")
 

@@ -3,7 +3,9 @@
 import base64
 import io
 import socket
+import struct
 import threading
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +20,10 @@ from polymask.serve.protocol import ImpatientProtocol
 
 BASE = tiny_base()
 PATIENCE = 60  # seconds that a test waits for what must happen
+LOCAL = "http://localhost"
+TOKEN = "0123456789abcdef0123"
+BYTES = {"Content-Type": "application/octet-stream"}
+JSON = {"Content-Type": "application/json"}
 
 
 def pack(path: Path, *, classes: int = 3, seed: int = 0, method: str = "affine-full") -> bytes:
@@ -44,6 +50,18 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind)
     return buffer.getvalue()
+
+
+def bomb(width, height):
+    """A PNG of a few kB that says it has width × height pixels."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    rows = zlib.compress(bytes(1 + 3 * width) * min(height, 100))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 def text(data: bytes) -> str:

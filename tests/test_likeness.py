@@ -7,7 +7,7 @@ import torch
 from nets import tiny_base
 from polymask.data.split import ArraySplit
 from polymask.feed import Feed
-from polymask.likeness import fit, likeness, read_likeness, write_likeness
+from polymask.likeness import fit, likeness, likeness_note, read_likeness, write_likeness
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,17 @@ def test_a_likeness_is_the_direction_of_the_mean_feature(base):
 
 def test_it_is_the_same_every_time(base):
     assert likeness(base, pictures(90)) == likeness(base, pictures(90))
+
+
+def test_the_note_of_the_same_images_is_computed_once_for_each_base(base, monkeypatch):
+    import polymask.likeness as module
+
+    computed = []
+    monkeypatch.setattr(module, "likeness", lambda base, images: computed.append(base) or "note")
+    other, split = tiny_base(seed=5), pictures(90)
+    for one in (base, base, other):
+        assert likeness_note(one, split) == {"likeness": "note"}
+    assert computed == [base, other]
 
 
 def test_images_fit_their_own_domain_best(base):
@@ -76,3 +87,21 @@ def test_a_note_that_is_none_is_read_as_none(note):
     assert read_likeness(note, 12) is None
     assert read_likeness(write_likeness(torch.ones(12)), None) is None
     assert read_likeness(write_likeness(torch.ones(12)), 12) is not None
+
+
+def test_a_domain_that_learns_from_images_keeps_what_they_look_like(base, tmp_path):
+    import polymask as pm
+    from polymask.data import DomainData
+    from polymask.learning import learn
+    from polymask.recipes import get_recipe
+
+    split = pictures(120, count=16)
+    split.labels[:8] = 1
+    data = DomainData("noise", ("one", "two"), split, split, None)
+    recipe = get_recipe("quick", epochs=1, side=20)
+    learn(base, data, "classifier-only", recipe).domain.save(tmp_path / "noise.safetensors")
+    notes = pm.inspect(tmp_path / "noise.safetensors").manifest.recipe
+    torch.testing.assert_close(
+        read_likeness(notes["likeness"], base.feature_dim),
+        read_likeness(likeness(base, split), base.feature_dim),
+    )

@@ -25,6 +25,7 @@ from polymask.distil import refine_scales
 from polymask.domain import Domain, check_classes, skeleton
 from polymask.finetuned import ConvertError, Finetuned
 from polymask.learning import Loaders, make_loaders
+from polymask.likeness import likeness_note
 from polymask.methods import Stored, create_method
 from polymask.methods.bitdelta import nearest
 from polymask.predict import Batches
@@ -99,6 +100,7 @@ def convert(
         domain.input = replace(domain.input, squash=data.squash)
         domain, whose = _with_statistics(base, domain, teacher, loaders, statistics)
         about |= {"data": data.name, "statistics": whose, "scale_steps": steps, "scale_rate": rate}
+        about |= likeness_note(base, data.train)
         if steps:
             refine_scales(
                 base,

@@ -19,6 +19,7 @@ from polymask.data import (
 )
 from polymask.domain import Domain, new_domain
 from polymask.input import InputSpec
+from polymask.likeness import likeness_note
 from polymask.methods import Method, create_method
 from polymask.predict import evaluate
 from polymask.recipes import Recipe, get_recipe
@@ -91,7 +92,8 @@ def learn(
     measure = evaluate if ranks is None else ranks.evaluate
     accuracy = None if loaders.test is None else measure(base, domain, loaders.test)
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
-    domain.recipe = recipe.to_json() | {"seed": seed, "data": data.name}
+    about = {"seed": seed, "data": data.name} | likeness_note(base, data.train)
+    domain.recipe = recipe.to_json() | about
     domain.metrics = {
         "val_accuracy": best,
         "test_accuracy": accuracy,

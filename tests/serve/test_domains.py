@@ -7,10 +7,7 @@ from starlette.testclient import TestClient
 
 import polymask as pm
 from nets import trained
-from serving import BASE, library, make_app, pack, picture, text
-
-LOCAL = "http://localhost"
-BYTES = {"Content-Type": "application/octet-stream"}
+from serving import BASE, BYTES, LOCAL, library, make_app, pack, picture, text
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 import pytest
 
 from browser import chromium
-from serving import library, make_app, pack, picture, running
+from serving import TOKEN, library, make_app, pack, picture, running
 
 pytestmark = pytest.mark.slow
-TOKEN = "0123456789abcdef0123"
 CARDS = "[...document.querySelectorAll('.card')].map((card) => card.dataset.name).join()"
 
 
@@ -71,12 +70,13 @@ def test_a_pack_is_uploaded_and_deleted(page, tmp_path):
     pack(tmp_path / "mine.safetensors", classes=4)
     page.type("#pack", str(tmp_path / "mine.safetensors"))
     page.wait_for(f"{CARDS} === 'd0,d1,mine'")
-    assert "mine is in the library" in page.text("#status").lower()
+    assert page.text("#status") == "Uploaded mine"
     assert page.text("[data-name=mine] .classes") == "4"
     page.click("[data-name=mine] .delete")
     assert page.text("[data-name=mine] .delete") == "Really delete?"
     page.click("[data-name=mine] .delete")
     page.wait_for(f"{CARDS} === 'd0,d1'")
+    assert page.text("#status") == "Deleted mine"
     assert not (tmp_path / "library" / "mine.safetensors").exists()
 
 

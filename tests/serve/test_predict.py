@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from nets import trained
 from polymask.feed import Feed
 from polymask.likeness import write_likeness
-from serving import BASE, encoded, expected, library, make_app, pack, picture, text
+from serving import BASE, LOCAL, encoded, expected, library, make_app, pack, picture, text
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with TestClient(make_app(folder), base_url="http://localhost") as client:
+    with TestClient(make_app(folder), base_url=LOCAL) as client:
         yield client
 
 
@@ -65,7 +65,7 @@ def test_the_answer_names_the_pack_and_as_many_classes_as_asked_for(client, fold
 
 
 def test_a_second_request_finds_the_domain_warm(tmp_path):
-    with TestClient(make_app(library(tmp_path / "x", 1)), base_url="http://localhost") as client:
+    with TestClient(make_app(library(tmp_path / "x", 1)), base_url=LOCAL) as client:
         body = {"domain": "d0", "images": [text(picture())]}
         warm = [client.post("/v1/predict", json=body).json()["warm"] for _ in range(2)]
     assert warm == [False, True]
@@ -73,7 +73,7 @@ def test_a_second_request_finds_the_domain_warm(tmp_path):
 
 def test_a_cache_too_small_for_any_network_still_answers(tmp_path):
     app = make_app(library(tmp_path / "x", 2), cache_bytes=0)
-    with TestClient(app, base_url="http://localhost") as client:
+    with TestClient(app, base_url=LOCAL) as client:
         for name in ("d0", "d1", "d0"):
             body = {"domain": name, "images": [text(picture())]}
             assert client.post("/v1/predict", json=body).json()["warm"] is False
@@ -121,7 +121,7 @@ def test_auto_goes_by_the_likeness_where_every_pack_has_one(tmp_path):
     images = [picture(0), encoded(Image.new("RGB", (30, 30), "blue"))]
     own = [base_feature(data) for data in images]
     folder = note_likenesses(tmp_path / "x", [own[1], own[0], -own[0]])
-    with TestClient(make_app(folder, auto_domains=1), base_url="http://localhost") as client:
+    with TestClient(make_app(folder, auto_domains=1), base_url=LOCAL) as client:
         body = {"images": [text(data) for data in images], "top_k": 9}
         answer = client.post("/v1/predict/auto", json=body).json()
         assert answer["rule"] == "likeness"
@@ -140,7 +140,7 @@ def test_auto_takes_the_next_best_domain_if_the_best_turns_out_damaged(tmp_path)
     data = bytearray((folder / "x0.safetensors").read_bytes())
     data[-1] ^= 1
     (folder / "x0.safetensors").write_bytes(data)
-    with TestClient(make_app(folder), base_url="http://localhost") as client:
+    with TestClient(make_app(folder), base_url=LOCAL) as client:
         body = {"images": [text(picture())]}
         (image,) = client.post("/v1/predict/auto", json=body).json()["images"]
         assert [one["domain"] for one in image["ranking"]] == ["x1"]
@@ -149,24 +149,24 @@ def test_auto_takes_the_next_best_domain_if_the_best_turns_out_damaged(tmp_path)
 def test_auto_goes_by_logits_if_one_pack_has_no_likeness(tmp_path):
     folder = note_likenesses(tmp_path / "x", [base_feature(picture())])
     pack(folder / "old.safetensors")
-    with TestClient(make_app(folder), base_url="http://localhost") as client:
+    with TestClient(make_app(folder), base_url=LOCAL) as client:
         body = {"images": [text(picture())]}
         assert client.post("/v1/predict/auto", json=body).json()["rule"] == "logits"
         body["domains"] = ["x0"]
         assert client.post("/v1/predict/auto", json=body).json()["rule"] == "likeness"
 
 
-def test_the_rule_for_logits_does_not_favour_many_classes():
+def test_the_rule_for_logits_is_the_log_of_the_sum_of_their_exponentials():
     from polymask.serve.auto import by_logits
 
-    scores = by_logits([torch.zeros(1, 2), torch.zeros(1, 1000), torch.tensor([[3.0, 0.0]])])
-    assert scores[0, 0] == scores[0, 1] == 0
-    assert scores[0].argmax() == 2
+    scores = by_logits([torch.zeros(2, 4), torch.tensor([[3.0, 0.0], [-3.0, -3.0]])])
+    expected = torch.tensor([[4.0, torch.e**3 + 1], [4.0, 2 * torch.e**-3]]).log()
+    torch.testing.assert_close(scores, expected)
 
 
 def test_auto_refuses_more_domains_than_it_may_compare(tmp_path):
     app = make_app(library(tmp_path / "x", 3), auto_domains=2)
-    with TestClient(app, base_url="http://localhost") as client:
+    with TestClient(app, base_url=LOCAL) as client:
         reply = client.post("/v1/predict/auto", files={"images": picture()})
         assert reply.status_code == 422
         assert "name up to 2" in reply.json()["error"]
@@ -179,7 +179,7 @@ def test_auto_leaves_out_a_pack_that_turns_out_damaged(tmp_path):
     data = bytearray((folder / "d1.safetensors").read_bytes())
     data[-1] ^= 1  # of a tensor: the head is still right
     (folder / "d1.safetensors").write_bytes(data)
-    with TestClient(make_app(folder), base_url="http://localhost") as client:
+    with TestClient(make_app(folder), base_url=LOCAL) as client:
         (image,) = client.post("/v1/predict/auto", files={"images": picture()}).json()["images"]
         assert [one["domain"] for one in image["ranking"]] == ["d0"]
         body = {"domain": "d1", "images": [text(picture())]}
@@ -191,7 +191,7 @@ def test_auto_leaves_out_a_pack_that_turns_out_damaged(tmp_path):
 @pytest.mark.parametrize("method", ["piggyback", "finetune", "classifier-only"])
 def test_domains_of_other_methods_are_served_too(tmp_path, method):
     pack(tmp_path / "x.safetensors", method=method)
-    with TestClient(make_app(tmp_path), base_url="http://localhost") as client:
+    with TestClient(make_app(tmp_path), base_url=LOCAL) as client:
         body = {"domain": "x", "images": [text(picture())], "top_k": 3}
         reply = client.post("/v1/predict", json=body)
     found = probabilities(reply.json(), [f"class {i}" for i in range(3)])

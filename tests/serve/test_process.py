@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 
 import polymask as pm
-from serving import picture, text
+from serving import JSON, picture, text
 
 pytestmark = pytest.mark.slow
 PATIENCE = 240  # seconds that a test waits for what must happen
 BODY = json.dumps({"domain": "one", "images": [text(picture())]}).encode()
-JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import pytest
 import polymask as pm
 from polymask.errors import PolymaskError
 from polymask.serve.ray_app import settings_of
-from serving import picture, text
+from serving import JSON, TOKEN, picture, text
 
 
 def test_words_of_a_command_become_settings(tmp_path):
-    (tmp_path / "token").write_text("0123456789abcdef0123")
+    (tmp_path / "token").write_text(TOKEN)
     words = {
         "library": str(tmp_path),
         "base": "efficientnet-lite0",
@@ -57,6 +57,7 @@ def test_a_domain_is_sent_to_where_it_is_warm(tmp_path, monkeypatch):
         port = free.getsockname()[1]
     monkeypatch.setitem(os.environ, "RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
+        address="local",  # never somebody else's cluster
         num_cpus=4,
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
@@ -86,7 +87,7 @@ def test_a_domain_is_sent_to_where_it_is_warm(tmp_path, monkeypatch):
 def ask(port, domain, body=None, target="/v1/predict"):
     body = body or {"domain": domain, "images": [text(picture())]}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
-    connection.request("POST", target, json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", target, json.dumps(body), JSON)
     reply = connection.getresponse()
     content = json.loads(reply.read())
     connection.close()

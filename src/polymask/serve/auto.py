@@ -6,7 +6,7 @@ Where every domain that is compared has a likeness in its pack, by the base's ow
 
 one run of the base, however many domains there are. Otherwise every domain's network is run, and
 
-    score(image, domain) = log mean_c exp(logit_c)
+    score(image, domain) = log sum_c exp(logit_c)
 
 which is weaker: how large a network's logits are depends on much besides the image. Measured by
 benchmarks/auto_domain.py.
@@ -53,9 +53,4 @@ def by_likeness(features: Tensor, entries: Sequence[Entry]) -> Tensor:
 
 def by_logits(logits: Sequence[Tensor]) -> Tensor:
     """Scores (N, domains) of what each domain says, (N, its classes)."""
-    return torch.stack([size(one) for one in logits], 1)
-
-
-def size(logits: Tensor) -> Tensor:
-    """Log mean_c exp(logit_c), (N,), of logits (N, classes)."""
-    return logits.logsumexp(1) - torch.tensor(logits.shape[1]).log()
+    return torch.stack([one.logsumexp(1) for one in logits], 1)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polymask.base import Base
 from polymask.merged_cache import MergedCache
+from polymask.outputs import tensor_of
 from polymask.predict import logits
 from polymask.serve import auto
 from polymask.serve.batcher import Batcher
@@ -24,7 +25,6 @@ from polymask.serve.library import Entry, Library, PackReplaced
 from polymask.serve.refusal import Refusal
 from polymask.serve.settings import Settings
 from polymask.surgery import structural_copy
-from polymask.survey import tensor_of
 
 R = TypeVar("R")
 

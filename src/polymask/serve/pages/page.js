@@ -211,7 +211,7 @@ function removeAfterAsking(button, name) {
     }, 5000);
     return;
   }
-  change(`${name} is deleted`, () => call(`v1/domains/${encodeURIComponent(name)}`, { method: "DELETE" }));
+  change(`deleted ${name}`, () => call(`v1/domains/${encodeURIComponent(name)}`, { method: "DELETE" }));
 }
 
 function upload(files) {
@@ -219,7 +219,7 @@ function upload(files) {
     const name = file.name.replace(/\.safetensors$/, "");
     say(`uploading ${name} …`);
     const options = { method: "PUT", body: file, headers: { "Content-Type": "application/octet-stream" } };
-    change(`${name} is in the library`, () => call(`v1/domains/${encodeURIComponent(name)}`, options));
+    change(`uploaded ${name}`, () => call(`v1/domains/${encodeURIComponent(name)}`, options));
   }
 }
 
