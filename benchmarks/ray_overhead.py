@@ -2,8 +2,9 @@
 
 python benchmarks/ray_overhead.py --out results/ray-overhead.json
 
-The same jobs by `--workers N` and by a Ray of its own, in turn, starting each included. Overhead is
-that of the median times.
+The same jobs by `--workers N` and by a Ray of its own, in turn, starting and ending each included.
+Overhead is that of the median times. Jobs are a little shorter than a minute, which is to Ray's
+disadvantage. About eight minutes on an idle machine of two cores.
 """
 
 import argparse
@@ -15,9 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from polymask.benchmarks.jobs import BaseName, run_job
+from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.planning import Request, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.suites import find_suite
@@ -28,20 +27,22 @@ from polymask.recipes import get_recipe
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a job")
+    parser.add_argument("--seconds", type=float, default=50.0, help="of a job")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--repeats", type=int, default=2)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        epochs = calibrate(Path(place), given.seconds)
+        epochs = calibrate(Path(place), given.seconds, given.workers)
         times: dict[str, list[float]] = {"local": [], "ray": []}
         spent: dict[str, list[float]] = {"local": [], "ray": []}
         for repeat in range(given.repeats):
-            for engine in times:
+            for engine in times if repeat % 2 == 0 else reversed(times):
                 jobs = plan(Path(place) / f"{engine}-{repeat}", given.jobs, epochs)
                 began = time.perf_counter()
-                found = run_jobs(jobs, engine=engine, workers=given.workers, threads=1)
+                share = os.cpu_count() / given.workers  # so that Ray does as many at a time
+                options = {"engine": engine, "workers": given.workers, "cpus_per_job": share}
+                found = run_jobs(jobs, **options, threads=1)
                 times[engine].append(time.perf_counter() - began)
                 spent[engine] += [outcome.seconds for outcome in found]
                 print(f"{engine}: {times[engine][-1]:.1f} s", flush=True)
@@ -66,17 +67,15 @@ def plan(out: Path, count: int, epochs: int) -> list:
     return make_plan(Request(suite, base, ("affine-full",), seeds, protocol, out))[1]
 
 
-def calibrate(place: Path, seconds: float) -> int:
-    """Epochs of a job that takes about so long."""
-    torch.set_num_threads(1)
+def calibrate(place: Path, seconds: float, workers: int) -> int:
+    """Epochs of a job that takes about so long beside as many others as there are workers."""
     took = []
-    for epochs in (1, 3):
-        job = plan(place / f"calibration-{epochs}", 1, epochs)[0]
-        began = time.perf_counter()
-        run_job(job)
-        took.append(time.perf_counter() - began)
-    each = (took[1] - took[0]) / 2
-    return max(1, round((seconds - took[0]) / each))
+    for epochs in (1, 4):
+        jobs = plan(place / f"calibration-{epochs}", workers, epochs)
+        found = run_jobs(jobs, workers=workers, threads=1)
+        took.append(statistics.median(outcome.seconds for outcome in found))
+    each = (took[1] - took[0]) / 3
+    return max(1, 1 + round((seconds - took[0]) / max(each, 0.1)))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def test_gradients_match_autograd_through_the_same_formula():
     torch.testing.assert_close(transform.weight(W), naive, rtol=0, atol=1e-12)
 
 
+@settings(deadline=None)
 @given(
     r=st.floats(-3, 3),
     w=st.floats(-2, 2),
@@ -101,7 +102,7 @@ def test_the_scores_gradient_has_the_sign_of_the_masks(r, w, g, k2, k3, surrogat
     assert torch.sign(scores.grad) == torch.sign(of_mask) or of_mask.abs() < 1e-300
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from(["layer", "channel"]))
 def test_the_transform_is_the_papers_equation(seed, per):
     transform, W, _ = double_transform(seed=seed, per=per)
