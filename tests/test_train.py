@@ -13,8 +13,10 @@ from nets import SPEC, batch, block_base, logits, tiny_base, tiny_net
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.errors import InterruptedTraining, TrainingError
 from polymask.learner import make_optimisers, mask_density, placed
+from polymask.learning import Learned
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
+from polymask.run import EpochRecord
 from polymask.train import Listener, fit
 
 RECIPE = Recipe(epochs=3, rate=1e-3, head_rate=1e-2, drops=(2,), batch_size=8)
@@ -280,3 +282,13 @@ def test_images_are_not_laid_out_by_channels_where_that_would_break_a_gradient()
     wide, _ = placed(images, labels, tiny_base(), RECIPE)
     assert narrow.is_contiguous()
     assert wide.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("loss", "accuracy", "expected"),
+    [(1.386, 25.0, True), (1.2, 25.0, False), (1.386, 60.0, False)],
+)
+def test_a_training_that_only_guesses_says_so(loss, accuracy, expected):
+    domain = pm.new_domain(tiny_base(), "affine-full", ["a", "b", "c", "d"])
+    learned = Learned(domain, [EpochRecord(0, loss, accuracy, None)], None)
+    assert learned.at_chance is expected

@@ -1,5 +1,6 @@
 """From images to a trained domain, in one call."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,18 @@ class Learned:
     domain: Domain
     history: list[EpochRecord]
     test_accuracy: float | None
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the last epoch did no better than guessing: loss log C, accuracy 1 / C.
+
+        So ends a training whose rate was too high: the same features for every image.
+        """
+        count = len(self.domain.classes or [])
+        if count < 2 or not self.history:
+            return False
+        last = self.history[-1]
+        return last.loss > 0.99 * math.log(count) and last.train_accuracy < 150 / count
 
 
 def learn(

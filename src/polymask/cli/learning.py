@@ -94,6 +94,12 @@ class Learn(TrainingVerb, BaseVerb):
         )
         if self.leads:
             learned.domain.save(places.result)
+            if learned.at_chance:
+                self.say(
+                    f"[yellow]what was learned is no better than guessing[/]: the rate of "
+                    f"{recipe.rate:g} may be too high for these images; try --rate "
+                    f"{recipe.rate / 5:g} --force, or more epochs"
+                )
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.pack import inspect
