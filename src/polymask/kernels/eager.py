@@ -63,30 +63,29 @@ def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> N
     A table of 256 numbers of 64 bits gives the eight mask values of a byte at once.
     """
     octets, table = words.view(torch.uint8), _octet_table(words.device)
-    done = 0
+    done, M = 0, W.new_empty(0, dtype=ks[0].dtype)
     for w, target, *k in _blocks(W, out, *ks):
         first, last = done // 8, -(-(done + w.numel()) // 8)
         found = table.index_select(0, octets[first:last].int()).view(torch.uint8)
         begin = done - 8 * first
-        M = found[begin : begin + w.numel()].to(k[0].dtype).view(w.shape)
-        scale, shift = _scale_and_shift(M, k)
-        torch.add(scale.mul_(w), shift, out=target)
+        # All blocks but the last are of one size, and take the same memory.
+        M = M if M.shape == w.shape else torch.empty_like(w, dtype=ks[0].dtype)
+        M.copy_(found[begin : begin + w.numel()].view(w.shape))
+        _map(w, M, k, target)
         done += w.numel()
 
 
-def _scale_and_shift(M: Tensor, ks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """k0 + k3 M and k1 + k2 M; the second is written to M."""
-    k0, k1, k2, k3 = ks
-    # One pass each, for a plain number; on a GPU it would have to be waited for.
-    if len(k3) == 1 and M.device.type == "cpu" and not torch.compiler.is_compiling():
-        scale = torch.add(k0, M, alpha=k3.item())
-        return scale, torch.add(k1, M, alpha=k2.item(), out=M)
-    return torch.mul(M, k3).add_(k0), M.mul_(k2).add_(k1)
-
-
 def _map(W: Tensor, M: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
-    scale, shift = _scale_and_shift(M, ks)
-    torch.add(scale.mul_(W), shift, out=out)
+    """Write W~ to `out`, which is not W's memory; M is used up."""
+    k0, k1, k2, k3 = ks
+    # A plain number saves a pass; on a GPU it would have to be waited for.
+    plain = len(k3) == 1 and M.device.type == "cpu" and not torch.compiler.is_compiling()
+    if plain and W.dtype == M.dtype == out.dtype:
+        torch.add(k0, M, alpha=k3.item(), out=out).mul_(W)
+        out.add_(torch.add(k1, M, alpha=k2.item(), out=M))
+        return
+    scale = torch.mul(M, k3).add_(k0)
+    torch.add(scale.mul_(W), M.mul_(k2).add_(k1), out=out)
 
 
 def _mask(R: Tensor, at: float) -> Tensor:
