@@ -233,7 +233,7 @@ def test_help_imports_neither_torch_nor_numpy():
 
 
 def test_terminating_a_run_saves_it_and_resume_finishes_it(tmp_path):
-    words = ["learn", "d", "--data", "digits", *SMALL, "--epochs", "4"]
+    words = ["learn", "d", "--data", "digits", *SMALL, "--epochs", "3"]
     whole = tmp_path / "whole"
     whole.mkdir()
     polymask(*words, cwd=whole)
