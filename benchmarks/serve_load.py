@@ -48,8 +48,11 @@ def main() -> None:
         domain, cost = make_library(base, library, options.domains)
         found["pack_bytes"] = (library / "d0000.safetensors").stat().st_size
         found["merged_bytes"] = cost
-        found["single_warm_domain"] = single = single_domain(base, domain, library, options)
-        show("one warm domain", single)
+        if options.many_only:
+            found = json.loads(options.out.read_text()) | found
+        else:
+            found["single_warm_domain"] = single = single_domain(base, domain, library, options)
+            show("one warm domain", single)
         found["many_domains"] = many = many_domains(library, options, WARM * cost)
         show(f"{options.domains} domains, Zipf(1.0)", many)
         checkpoints = Checkpoints(base, domain, Path(folder))
@@ -74,6 +77,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--image-side", type=int, default=256, help="of the JPEGs that are sent")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--many-only", action="store_true", help="leave what the file says of one warm domain"
+    )
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 

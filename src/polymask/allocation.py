@@ -16,3 +16,13 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def give_back_freed_memory() -> bool:
+    """Give the system every page that is free; whether there were any.
+
+    glibc keeps memory for each thread by itself, so what one thread frees another takes anew: a
+    process whose threads make and drop networks grows and grows.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))

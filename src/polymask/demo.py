@@ -54,9 +54,9 @@ class Lesson:
 
 
 LESSONS = (
-    Lesson("digits", "handwritten digits", 700, 6, 48),
-    Lesson("letters", "letters in unseen typefaces", 800, 6, 64),
-    Lesson("solar-cells", "defects of solar cells", 600, 4, 96),
+    Lesson("digits", "handwritten digits", 600, 6, 48),
+    Lesson("letters", "letters in unseen typefaces", 700, 5, 64),
+    Lesson("solar-cells", "defects of solar cells", 600, 3, 96),
 )
 
 

@@ -79,6 +79,17 @@ def test_a_cache_too_small_for_any_network_still_answers(tmp_path):
             assert client.post("/v1/predict", json=body).json()["warm"] is False
 
 
+def test_memory_of_dropped_networks_is_given_back_now_and_then(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr("polymask.serve.engine.give_back_freed_memory", lambda: given.append(1))
+    app = make_app(library(tmp_path / "x", 2), cache_bytes=0)
+    with TestClient(app, base_url=LOCAL) as client:
+        for turn in range(33):
+            body = {"domain": f"d{turn % 2}", "images": [text(picture())]}
+            assert client.post("/v1/predict", json=body).status_code == 200
+    assert len(given) == 2
+
+
 def test_auto_ranks_every_domain_and_answers_with_the_best(client):
     reply = client.post("/v1/predict/auto", files={"images": picture(5)}, data={"top_k": "1"})
     assert reply.status_code == 200, reply.text

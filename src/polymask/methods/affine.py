@@ -159,6 +159,8 @@ class AffineTransform(Transform):
     def mask(self) -> Tensor:
         """M as a boolean tensor."""
         if self.scores is not None:
+            if self.scores.is_meta:  # only its shape is wanted; torch is slow to say so
+                return torch.empty(self.shape, dtype=torch.bool, device="meta")
             return threshold(self.scores.detach(), self.at)
         assert self.words is not None
         return Bits(self.words, self.shape).unpack()

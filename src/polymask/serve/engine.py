@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from polymask.allocation import give_back_freed_memory
 from polymask.base import Base
 from polymask.merged_cache import MergedCache
 from polymask.outputs import tensor_of
@@ -29,6 +30,7 @@ from polymask.surgery import structural_copy
 R = TypeVar("R")
 
 _LOOKS = 5  # at a pack that is replaced while it is loaded
+_MERGED = 16  # networks, after which memory of dropped ones is given back
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,7 @@ class Engine:
             observe=observe,
         )
         self._aside = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="polymask-aside")
+        self._tidied = 0  # networks that had been merged when memory was last given back
 
     async def predict(self, name: str, images: Sequence[bytes]) -> Answer:
         """What a domain says of image files."""
@@ -224,10 +227,17 @@ class Engine:
             return tensor_of(target.net(images)).cpu()
         net = self.cache.network(target.key, partial(self.library.load, target))
         found = logits(net, images).cpu()
+        self._tidy()
         if not torch.isfinite(found).all():
             self.library.reject(target, "its network gives values that are not finite")
             raise Refusal(409, f"the network of {target.name} gives values that are not finite")
         return found
+
+    def _tidy(self) -> None:
+        merged = self.cache.stats.misses
+        if merged - self._tidied >= _MERGED:
+            self._tidied = merged
+            give_back_freed_memory()
 
 
 def _in_order(
