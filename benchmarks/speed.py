@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cost.learning import data, settings, step, transform
+from cost.learning import settings, step, transform
 from cost.network import NETWORK
 from cost.report import figure, tables
 from cost.timing import Clock
@@ -88,9 +88,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def others(path: Path | None) -> dict[str, Any]:
-    """What the other scripts left beside a result: memory, scale and the demo."""
+    """What the other scripts left beside a result: memory, scale, data and the demo."""
     folder = path.parent if path is not None else Path("results")
-    files = {name: folder / f"{name}.json" for name in ("memory", "scale", "demo")}
+    files = {name: folder / f"{name}.json" for name in ("memory", "scale", "data", "demo")}
     return {name: json.loads(f.read_text()) for name, f in files.items() if f.exists()}
 
 
@@ -106,7 +106,6 @@ PARTS: dict[str, Callable[[Clock, int], dict[str, Any]]] = {
     "switch": switch,
     "inference": inference,
     "step": step,
-    "data": data,
     "settings": settings,
     "show": show,
 }

@@ -7,9 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,37 +109,6 @@ def test_predict_takes_files_folders_and_patterns(room):
     text = polymask("predict", "digits", "pictures/1.png", cwd=room).stdout
     assert "pictures/1.png" in text
     assert "%" in text
-
-
-def test_the_example_serves_what_predict_says(room):
-    pixels = np.random.default_rng(7).integers(0, 255, (40, 30, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(room / "posted.png")
-    script = Path(__file__).parents[1] / "examples" / "serve_library.py"
-    command = [sys.executable, str(script), "library", "--port", "0"]
-    with subprocess.Popen(
-        command, cwd=room, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        try:
-            address = server.stdout.readline().split()[-1]
-            status, answer = post(f"{address}/digits", (room / "posted.png").read_bytes())
-            assert post(f"{address}/nothing", b"x")[0] == 404
-            assert post(f"{address}/digits", b"not an image")[0] == 400
-        finally:
-            server.terminate()
-    assert status == 200
-    run = polymask("predict", "digits", "posted.png", "--top-k", "5", "--json", cwd=room)
-    (row,) = json.loads(run.stdout)
-    assert [c["class"] for c in answer["top"]] == [c["class"] for c in row["top"]]
-
-
-def post(address, body):
-    request = urllib.request.Request(address, data=body, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
 
 
 def test_merge_writes_an_ordinary_state_dict(room):

@@ -11,9 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-# Serves until it is stopped; tests/serve asks servers.
-ENDLESS = {"serve_library"}
-FINITE = [path for path in EXAMPLES if path.stem not in ENDLESS]
 
 
 def command(example: Path) -> str:
@@ -31,7 +28,7 @@ def test_the_first_line_of_an_example_names_its_command_and_what_it_shows(exampl
     assert line.partition(": ")[2]
 
 
-@pytest.mark.parametrize("example", FINITE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_page_of_examples_names_each_and_its_command(example):
     page = (ROOT / "docs" / "examples.md").read_text()
     assert f"`examples/{example.name}`" in page
@@ -39,7 +36,7 @@ def test_the_page_of_examples_names_each_and_its_command(example):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", FINITE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_by_its_command_and_keeps_its_promise(example, tmp_path):
     # A folder that has what a fresh clone has after `make install`, and may be written to.
     (tmp_path / ".venv").symlink_to(sys.prefix)

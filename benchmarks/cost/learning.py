@@ -1,7 +1,6 @@
 """What learning costs: the transform alone, whole steps, waiting for images, two settings."""
 
 import copy
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 import polymask as pm
 from polymask.kernels import set_kernels
 from polymask.learner import DomainLearner
-from polymask.learning import make_loaders
 from polymask.recipes import get_recipe
 from polymask.zoo import build
 
@@ -150,33 +148,6 @@ def stepper(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
         optimiser.step()
 
     return run
-
-
-def data(clock: Clock, rounds: int) -> dict[str, Any]:
-    """The share of training time spent waiting for images; wall-clock, as threads make them."""
-    source, side = "solar-cells", 96
-    images = pm.load_data(source, limit=320)
-    base, recipe = pm.load_base("efficientnet-lite0"), get_recipe("quick", side=side)
-    loaders = make_loaders(images, base.input, recipe)
-    domain = pm.new_domain(base, "affine-full", images.classes, norms="affine").train()
-    learner = DomainLearner(base, domain, recipe)
-    waited = worked = 0.0
-    for epoch in range(2):  # the first one pays for imports
-        waited = worked = 0.0
-        begin = time.perf_counter()
-        for batch, labels in loaders.train.batches(epoch):
-            came = time.perf_counter()
-            learner.step(*learner.placed(batch, labels), float(epoch))
-            done = time.perf_counter()
-            waited, worked, begin = waited + came - begin, worked + done - came, done
-    return {
-        "source": source,
-        "side": side,
-        "base": "efficientnet-lite0",
-        "waiting_share": round(waited / (waited + worked), 4),
-        "loader_images_per_second": round(loaders.train.throughput(2.0), 1),
-        "training_images_per_second": round(len(loaders.train.cache) / (waited + worked), 1),
-    }
 
 
 def settings(clock: Clock, rounds: int) -> dict[str, Any]:

@@ -101,9 +101,9 @@ def goals(results: dict[str, Any], others: dict[str, Any]) -> Iterator[Row]:
     if "demo" in others:
         minutes = others["demo"]["seconds"] / 60
         yield "`polymask demo`", "≤ 6 minutes", f"{minutes:.1f} minutes", minutes <= 6
-    if "data" in results:
-        share = 100 * results["data"]["waiting_share"]
-        yield "share of training time spent waiting for images", "", f"{share:.1f} %", None
+    for source, row in others.get("data", {}).get("sources", {}).items():
+        what = f"share of training time spent waiting for images, {source}"
+        yield what, "", f"{100 * row['waiting_share']:.1f} %", None
 
 
 def step_goals(results: dict[str, Any]) -> Iterator[Row]:
