@@ -3,8 +3,7 @@
 python benchmarks/ray_overhead.py --out results/ray-overhead.json
 
 The same jobs by `--workers N` and by a Ray of its own, in turn, starting and ending each included.
-Overhead is that of the median times. Jobs are a little shorter than a minute, which is to Ray's
-disadvantage. About eight minutes on an idle machine of two cores.
+Overhead is that of the median times. About ten minutes on an idle machine of two cores.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from polymask.recipes import get_recipe
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=50.0, help="of a job")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a job")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--repeats", type=int, default=2)

@@ -82,7 +82,6 @@ def check_nodes(ray: Any, share: Share, meeting: Meeting, jobs: Sequence[Job]) -
             f"none of the cluster's {len(nodes)} nodes has {share.cpus:g} CPUs and "
             f"{share.gpus:g} GPUs, as a job needs; ask for fewer"
         )
-    here = count_images(jobs)
     look = ray.remote(look_around)
     answers = {
         look.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node(name)).remote(
@@ -90,6 +89,7 @@ def check_nodes(ray: Any, share: Share, meeting: Meeting, jobs: Sequence[Job]) -
         ): node["NodeManagerAddress"]
         for name, node in able.items()
     }
+    here = count_images(jobs)  # while they look
     _, silent = ray.wait(list(answers), num_returns=len(answers), timeout=_ANSWER)
     if silent:
         raise EngineError(
@@ -116,6 +116,15 @@ def check_answer(ray: Any, answer: Any, address: str, here: Mapping[str, str]) -
                 f"node {address} has other images of {domain} than the driver: {there}; here: "
                 f"{here[domain]}. Put the same on all nodes"
             )
+
+
+def start_board(ray: Any) -> Any:
+    """A queue beside the driver, where jobs tell how they go."""
+    from ray.util.queue import Queue
+
+    kept = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    home = on_node(ray.get_runtime_context().get_node_id())
+    return Queue(actor_options=kept | {"scheduling_strategy": home})
 
 
 def on_node(node: str) -> Any:

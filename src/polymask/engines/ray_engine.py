@@ -13,8 +13,8 @@ from typing import Any
 from polymask.benchmarks.jobs import BaseName, Job
 from polymask.benchmarks.records import RESULT
 from polymask.engines.base_copy import copy_base
-from polymask.engines.ray_cluster import Share, check_nodes, connected, last_line, on_node
-from polymask.engines.ray_tasks import Board, Meeting, shared_name, versions, work
+from polymask.engines.ray_cluster import Share, check_nodes, connected, last_line, start_board
+from polymask.engines.ray_tasks import Meeting, shared_name, versions, work
 from polymask.engines.shared_folder import Mirror, SharedFolder
 from polymask.engines.stopping import sigterm_as_ctrl_c
 from polymask.engines.tally import Tally
@@ -61,11 +61,13 @@ class _Run:
     def run(self) -> None:
         """Check the cluster, then do the jobs."""
         meeting = self._meet()
+        board = start_board(self.ray)  # a process, which starts while the nodes are asked
         try:
             check_nodes(self.ray, self.options.share, meeting, list(self.jobs.values()))
             self.jobs = {n: job for n, job in self.jobs.items() if not self._collect_done(n)}
-            self._work(meeting)
+            self._work(meeting, board)
         finally:
+            board.shutdown(force=True)
             self._part(meeting)
 
     def _meet(self) -> Meeting:
@@ -84,11 +86,8 @@ class _Run:
         else:
             self.shared.delete(meeting.token[0])
 
-    def _work(self, meeting: Meeting) -> None:
+    def _work(self, meeting: Meeting, board: Any) -> None:
         """Start a task for every job, and listen until all have ended."""
-        home = on_node(self.ray.get_runtime_context().get_node_id())
-        kept = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-        board = self.ray.remote(Board).options(**kept, scheduling_strategy=home).remote()
         task = self.ray.remote(work)
         options = {
             "num_cpus": self.options.share.cpus,
@@ -102,7 +101,7 @@ class _Run:
         for number, job in self.jobs.items():
             sent = replace(job, base=bases[job.base])
             named = task.options(name=job.title, **options)  # `ps` and Ray's own tools show it
-            running[named.remote(number, sent, meeting, threads, board)] = number
+            running[named.remote(number, sent, meeting, threads, board.actor)] = number
         try:
             while running:
                 ready, _ = self.ray.wait(list(running), timeout=0.5)
@@ -114,12 +113,11 @@ class _Run:
                 self.ray.cancel(answer)
             if running:
                 self.ray.wait(list(running), num_returns=len(running), timeout=_SAVING)
-            self.ray.kill(board)
 
     def _hear(self, board: Any) -> None:
         """Pass on what jobs have told; a message may come after its job has ended."""
         try:
-            told = self.ray.get(board.take.remote())
+            told = board.get_nowait_batch(board.qsize())  # nobody else takes from it
         except self.ray.exceptions.RayError as error:
             raise EngineError(
                 f"the cluster has dropped the driver ({last_line(error)}); run the same again to "

@@ -60,22 +60,6 @@ class Meeting:
         return file.read_bytes() if file.exists() else None
 
 
-class Board:
-    """Where jobs tell how they go and the driver reads it; an actor beside the driver."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-
-    def tell(self, *event: Any) -> None:
-        """Add one message."""
-        self.events.append(event)
-
-    def take(self) -> list[tuple[Any, ...]]:
-        """All messages since the last time."""
-        taken, self.events = self.events, []
-        return taken
-
-
 def look_around(meeting: Meeting, jobs: Sequence[Job]) -> tuple[str | None, dict[str, str]]:
     """Why this node cannot take part, if it cannot; and how many images of each domain it sees."""
     why = meeting.check()
@@ -105,12 +89,15 @@ def count_images(jobs: Sequence[Job]) -> dict[str, str]:
 def work(
     number: int, job: Job, meeting: Meeting, threads: int, board: Any
 ) -> tuple[str, str | None]:
-    """Do one job; "finished", or "failed" and why. Stopped by a signal, it raises and can go on."""
+    """Do one job; "finished", or "failed" and why. Stopped by a signal, it raises and can go on.
+
+    `board` is the actor of a Ray queue, which is told how the job goes; nobody waits for it.
+    """
     why = meeting.check()
     if why is not None:
         return "failed", f"node {platform.node()}: {why}"
     torch.set_num_threads(threads)
-    board.tell.remote("started", number)
+    board.put_nowait.remote(("started", number))
     try:
         with _standing_in(meeting.folder), _mirrored(job, meeting) as (here, mirror):
             run_job(here, Together(JobProgress(_Teller(board, number)), mirror))
@@ -140,7 +127,7 @@ class _Teller:
     def __call__(self, share: float, note: str) -> None:
         now = time.monotonic()
         if now - self.last > _PAUSE:
-            self.board.tell.remote("progressed", self.number, share, note)
+            self.board.put_nowait.remote(("progressed", self.number, share, note))
             self.last = now
 
 
