@@ -109,7 +109,8 @@ def make_library(base: pm.Base, folder: Path, count: int) -> tuple[pm.Domain, in
         shutil.copyfile(first, folder / f"d{i:04}.safetensors")
     domain = pm.load_domain(first, base)
     cache = MergedCache(base, 1 << 40)
-    cache.network("one", domain)
+    with cache.use("one", domain):
+        pass
     return domain, cache.stats.bytes
 
 

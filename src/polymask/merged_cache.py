@@ -2,9 +2,9 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polymask.base import Base
 from polymask.bits import Bits
 from polymask.domain import Domain
-from polymask.predict import network
+from polymask.merging import WorkingNetwork
 from polymask.surgery import named_tensors
 
 Network = Callable[[Tensor], Tensor]
@@ -30,18 +30,29 @@ class CacheStats:
     bytes: int = 0  # held now, beyond the base's own
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Entry:
     network: Network
     bytes: int
+    working: WorkingNetwork | None  # whose network it is; None where nothing was merged
+    users: int = 0
+
+
+@dataclass(eq=False)
+class _Merge:
+    """One that is under way."""
+
+    done: Future[_Entry]
+    waiting: int = 1
 
 
 class MergedCache:
     """Networks of domains, merged when first asked for, dropped when least recently used.
 
     Any number of threads may call it. An entry costs the bytes of its tensors that are not the
-    base's own; one that costs more than the whole budget is given out but not kept. A network that
-    was given out lives on for those who hold it, so memory may exceed the budget by what is in use.
+    base's own; one that costs more than the whole budget is given out but not kept. A network is
+    never changed while it is used, so memory may exceed the budget by what is in use. Where it is
+    full, a new network takes over modules and memory of the one that has to go.
 
     `lock` is held while the base's own modules are copied or run: give the one that guards them
     elsewhere, if there is one.
@@ -58,39 +69,31 @@ class MergedCache:
         self._base_lock = threading.Lock() if lock is None else lock
         self._lock = threading.Lock()  # guards what follows
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._merging: dict[str, Future[Network]] = {}
+        self._merging: dict[str, _Merge] = {}
         self._hits = self._misses = self._evictions = self._bytes = 0
+        self._last = 0  # bytes of the last one kept: what another will cost, more or less
 
-    def network(self, name: str, domain: Domain | Callable[[], Domain]) -> Network:
+    @contextmanager
+    def use(self, name: str, domain: Domain | Callable[[], Domain]) -> Iterator[Network]:
         """What runs the domain: its merged network, or itself if it cannot be merged.
 
         `domain` may be a function that gives it, called only if the network is cold. Threads that
-        ask for the same cold name wait for one merge, and share its failure if it fails.
+        ask for the same cold name wait for one merge, and share its failure if it fails. What is
+        given is good within the `with` only.
         """
-        with self._lock:
-            entry = self._entries.get(name)
-            if entry is not None:
-                self._entries.move_to_end(name)
-                self._hits += 1
-                return entry.network
-            merging = self._merging.get(name)
-            if merging is None:
-                self._misses += 1
-                mine: Future[Network] = Future()
-                self._merging[name] = mine
-            else:
-                self._hits += 1
-        if merging is not None:
-            return merging.result()
-        return self._merge(name, domain, mine)
+        entry = self._take(name, domain)
+        try:
+            yield entry.network
+        finally:
+            with self._lock:
+                entry.users -= 1
 
     def drop(self, name: str) -> None:
         """Forget a network; a merge that is under way is given out but not kept."""
         with self._lock:
             self._merging.pop(name, None)
-            entry = self._entries.pop(name, None)
-            if entry is not None:
-                self._bytes -= entry.bytes
+            if name in self._entries:
+                self._remove(name)
 
     def __contains__(self, name: str) -> bool:
         with self._lock:
@@ -107,38 +110,75 @@ class MergedCache:
         with self._lock:
             return CacheStats(self._hits, self._misses, self._evictions, self._bytes)
 
-    def _merge(
-        self, name: str, domain: Domain | Callable[[], Domain], mine: Future[Network]
-    ) -> Network:
+    def _take(self, name: str, domain: Domain | Callable[[], Domain]) -> _Entry:
+        """The entry of a domain, with one user more."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is not None:
+                self._entries.move_to_end(name)
+                self._hits += 1
+                entry.users += 1
+                return entry
+            merge = self._merging.get(name)
+            if merge is not None:
+                self._hits += 1
+                merge.waiting += 1
+            else:
+                self._misses += 1
+                mine = self._merging[name] = _Merge(Future())
+        return self._merge(name, domain, mine) if merge is None else merge.done.result()
+
+    def _merge(self, name: str, domain: Domain | Callable[[], Domain], mine: _Merge) -> _Entry:
         try:
-            found = domain if isinstance(domain, Domain) else domain()
-            with self._base_lock:
-                made = network(self.base, found)
-            if not isinstance(made, nn.Module):  # it runs the base's own modules
-                made = partial(_run_alone, self._base_lock, made)
-            entry = _Entry(made, self._cost(made, found))
+            entry = self._made(domain if isinstance(domain, Domain) else domain())
         except BaseException as error:
             with self._lock:
                 if self._merging.get(name) is mine:
                     del self._merging[name]
-            mine.set_exception(error)
+            mine.done.set_exception(error)
             raise
         with self._lock:
+            entry.users = mine.waiting  # nobody joins after this
             if self._merging.get(name) is mine:  # not dropped meanwhile
                 del self._merging[name]
                 self._keep(name, entry)
-        mine.set_result(entry.network)
-        return entry.network
+        mine.done.set_result(entry)
+        return entry
+
+    def _made(self, domain: Domain) -> _Entry:
+        if not domain.method.mergeable:
+            run = partial(_run_alone, self._base_lock, partial(domain.frozen(), self.base))
+            return _Entry(run, self._cost(run, domain), None)
+        working = self._reclaimed(domain)
+        with self._base_lock:
+            working = working or WorkingNetwork(self.base)
+            net = working.switch(domain)
+        return _Entry(net, self._cost(net, domain), working)
+
+    def _reclaimed(self, domain: Domain) -> WorkingNetwork | None:
+        """What a network that has to go can give to this domain's, where nobody uses it."""
+        with self._lock:
+            if self._bytes + self._last <= self.budget_bytes:
+                return None
+            for name, entry in self._entries.items():
+                if not entry.users and entry.working and entry.working.has_room_for(domain):
+                    self._remove(name)
+                    self._evictions += 1
+                    return entry.working
+        return None
 
     def _keep(self, name: str, entry: _Entry) -> None:
         if entry.bytes > self.budget_bytes:
             return
         self._entries[name] = entry
         self._bytes += entry.bytes
+        self._last = entry.bytes
         while self._bytes > self.budget_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= oldest.bytes
+            self._remove(next(iter(self._entries)))
             self._evictions += 1
+
+    def _remove(self, name: str) -> None:
+        self._bytes -= self._entries.pop(name).bytes
 
     def _cost(self, made: Network, domain: Domain) -> int:
         if isinstance(made, nn.Module):

@@ -74,6 +74,10 @@ class WorkingNetwork:
         self._changed = set(tensors)
         return _with_head(self._net, self.base, domain.head or nn.Identity())
 
+    def has_room_for(self, domain: "Domain") -> bool:
+        """Whether its memory is just what the domain's weights take."""
+        return self._memory.keys() == dict(domain.named_transforms()).keys()
+
     def write(self, domain: "Domain") -> dict[str, Tensor]:
         """The weights of a domain that it transforms, written to the network's memory."""
         transforms = dict(domain.named_transforms())

@@ -212,7 +212,8 @@ class MultiDomainModel:
     def _logits(self, name: str, images: Tensor) -> Tensor:
         domain = self.domain(name)
         if self._working is None:
-            return self.base.feed(self._cache.network(name, domain), images)
+            with self._cache.use(name, domain) as net:
+                return self.base.feed(net, images)
         with self._lock:
             if not domain.method.mergeable:
                 return cast(Tensor, domain(self.base, images))

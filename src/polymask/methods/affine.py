@@ -130,7 +130,9 @@ class AffineTransform(Transform):
                 self.register_parameter(name, nn.Parameter(start))
             else:
                 self.fixed[name] = float(value)
-        scores = torch.empty(self.shape, dtype=dtype).uniform_(*method.scores)
+        scores = torch.empty(self.shape, dtype=dtype)
+        if not scores.is_meta:  # there torch is slow to draw nothing
+            scores.uniform_(*method.scores)
         self.scores = nn.Parameter(scores)
         self.register_buffer("words", None)
 

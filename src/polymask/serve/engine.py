@@ -225,8 +225,8 @@ class Engine:
         images = feed_of(target.input).batch(crops).to(self.base.device)
         if isinstance(target, Features):
             return tensor_of(target.net(images)).cpu()
-        net = self.cache.network(target.key, partial(self.library.load, target))
-        found = logits(net, images).cpu()
+        with self.cache.use(target.key, partial(self.library.load, target)) as net:
+            found = logits(net, images).cpu()
         self._tidy()
         if not torch.isfinite(found).all():
             self.library.reject(target, "its network gives values that are not finite")
