@@ -127,7 +127,7 @@ def test_labels_are_smoothed_and_rates_warm_up():
     images, labels = torch.randn(8, 3, 16, 16), torch.arange(8)
     losses = []
     for smoothing in (0.0, 0.1):
-        recipe = dataclasses.replace(RECIPE, label_smoothing=smoothing, warmup=2.0)
+        recipe = dataclasses.replace(RECIPE, label_smoothing=smoothing, epochs=4, warmup=2.0)
         learner = NetworkLearner(net.eval(), recipe)
         losses.append(learner.step(images, labels, 0.0)[0])
         assert learner.optimisers["network"].param_groups[0]["lr"] == 0.0

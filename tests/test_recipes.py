@@ -37,6 +37,11 @@ def test_a_cosine_falls_from_one_to_zero_after_its_warm_up(epochs, warmup):
     assert 0 <= recipe.factor(recipe.warmup / 2) <= 1
 
 
+def test_a_warm_up_takes_at_most_half_of_the_training():
+    recipe = Recipe(epochs=2, schedule="cosine", warmup=5.0)
+    assert [recipe.factor(epoch) for epoch in (0, 0.5, 1, 2)] == pytest.approx([0, 0.5, 1, 0])
+
+
 def test_fields_are_changed_by_name_and_by_file(tmp_path):
     assert get_recipe("quick", epochs=2).epochs == 2
     path = tmp_path / "mine.toml"

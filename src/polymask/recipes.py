@@ -25,8 +25,8 @@ class Recipe:
     Masks, scalars, adapters and norms learn at `rate`, whole weights (fine-tuning) at
     `weight_rate`, both by `optimiser`; the head at `head_rate`. All rates are multiplied by
     `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow half a cosine;
-    they rise linearly over the first `warmup` epochs. A crop covers a share in `crop_scale` of the
-    image's area; (1, 1) gives crops of the network's size at random places.
+    they rise linearly over the first `warmup` epochs, at most half of all. A crop covers a share
+    in `crop_scale` of the image's area; (1, 1) gives crops of the network's size at random places.
 
     A whole network (`pretrain`) learns by one optimiser: `optimiser`, `momentum` and `rate`, with
     `weight_decay` on everything. The other rates and all that says head or norms is for domains.
@@ -87,10 +87,11 @@ class Recipe:
 
     def factor(self, epoch: float) -> float:
         """What the rates are multiplied by, `epoch` epochs (and a fraction) into training."""
-        if epoch < self.warmup:
-            return epoch / self.warmup
+        warmup = min(self.warmup, self.epochs / 2)
+        if epoch < warmup:
+            return epoch / warmup
         if self.schedule == "cosine":
-            progress = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
+            progress = (epoch - warmup) / (self.epochs - warmup)
             return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
         return float(self.drop_factor ** sum(epoch >= drop for drop in self.drops))
 
@@ -164,7 +165,7 @@ RECIPES: dict[str, Recipe] = {
             head_optimiser="adam",
             head_rate=2e-3,
             schedule="cosine",
-            warmup=0.2,
+            warmup=1.0,
             side=96,
             crop_scale=(0.35, 1.0),
             norms="affine",
