@@ -59,10 +59,16 @@ def overhead(found: dict[str, Any]) -> str:
         f"What it costs: {found['jobs']} jobs of {found['seconds of a job']['local']:.0f} s took "
         f"{local:.1f} s by `--workers {found['workers']}` and {ray:.1f} s by a Ray of its own that "
         f"does as many at a time, {abs(more):.1f} % {'more' if more >= 0 else 'less'}. Starting "
-        f"and ending both is in these times, medians of {len(found['seconds']['ray'])} "
-        "(`benchmarks/ray_overhead.py`, results/ray-overhead.json)."
+        f"and ending both is in these times, medians of {len(found['seconds']['ray'])}; the same "
+        f"command again took {_range(found['seconds']['local'])} and "
+        f"{_range(found['seconds']['ray'])} (`benchmarks/ray_overhead.py --repeats "
+        f"{len(found['seconds']['ray'])}`, results/ray-overhead.json)."
     )
     return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
+
+
+def _range(seconds: list[float]) -> str:
+    return f"{min(seconds):.0f} to {max(seconds):.0f} s"
 
 
 def traffic(found: dict[str, Any]) -> str:

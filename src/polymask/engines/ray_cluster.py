@@ -127,6 +127,16 @@ def start_board(ray: Any) -> Any:
     return Queue(actor_options=kept | {"scheduling_strategy": home})
 
 
+def read_board(board: Any) -> list[tuple[Any, ...]]:
+    """What jobs have told since the last time."""
+    from ray.util.queue import Empty
+
+    try:
+        return list(board.get_nowait_batch(board.qsize()))  # nobody else takes from it
+    except Empty:  # it has died in between, and begun anew
+        return []
+
+
 def on_node(node: str) -> Any:
     """What tells Ray to run a task on this node and on no other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

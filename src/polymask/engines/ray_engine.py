@@ -13,7 +13,14 @@ from typing import Any
 from polymask.benchmarks.jobs import BaseName, Job
 from polymask.benchmarks.records import RESULT
 from polymask.engines.base_copy import copy_base
-from polymask.engines.ray_cluster import Share, check_nodes, connected, last_line, start_board
+from polymask.engines.ray_cluster import (
+    Share,
+    check_nodes,
+    connected,
+    last_line,
+    read_board,
+    start_board,
+)
 from polymask.engines.ray_tasks import Meeting, shared_name, versions, work
 from polymask.engines.shared_folder import Mirror, SharedFolder
 from polymask.engines.stopping import sigterm_as_ctrl_c
@@ -117,7 +124,7 @@ class _Run:
     def _hear(self, board: Any) -> None:
         """Pass on what jobs have told; a message may come after its job has ended."""
         try:
-            told = board.get_nowait_batch(board.qsize())  # nobody else takes from it
+            told = read_board(board)
         except self.ray.exceptions.RayError as error:
             raise EngineError(
                 f"the cluster has dropped the driver ({last_line(error)}); run the same again to "
