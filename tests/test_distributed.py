@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import polymask as pm
 from nets import block_base
 from polymask.data import Loader, cache_domain, eval_transform, load_data, train_transform
 from polymask.distributed import join_ranks
-from polymask.distributed.ranks import Ranks
+from polymask.distributed.ranks import Ranks, time_for_last_words
 from polymask.distributed.session import combine_statistics
 from polymask.distributed.shards import Shard, describe
 from polymask.distributed.sync_norms import SyncNorms
@@ -212,3 +214,20 @@ def test_a_verb_that_is_not_for_torchrun_says_so():
     )
     assert run.returncode == 1
     assert "polymask (rank 1): torchrun is for learn" in run.stderr
+
+
+def test_who_has_lost_another_process_has_time_to_say_so():
+    """torchrun asks those that are left to end while they still save and write their message."""
+    asked, ranks = [], SimpleNamespace(lost=False)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        with time_for_last_words(ranks):
+            os.kill(os.getpid(), signal.SIGTERM)  # nobody is lost: as ever
+        assert (asked, signal.getsignal(signal.SIGTERM)) == ([signal.SIGTERM], ours)
+        with time_for_last_words(ranks):
+            ranks.lost = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +70,9 @@ def join_ranks(
             "and let torchrun's --rdzv-endpoint name a port that all can reach"
         ) from error
     try:
-        yield Ranks(place, backend, sync_norms=sync_norms, compress=compress)
+        ranks = Ranks(place, backend, sync_norms=sync_norms, compress=compress)
+        with time_for_last_words(ranks):
+            yield ranks
     finally:
         dist.destroy_process_group()
 
@@ -187,6 +192,31 @@ class Ranks:
             bytes(part[:length].tolist()).decode()
             for part, length in zip(parts, lengths, strict=True)
         ]
+
+
+@contextmanager
+def time_for_last_words(ranks: Ranks) -> Iterator[None]:
+    """From when another process is lost, SIGTERM does nothing, and so it stays.
+
+    torchrun sends it to those that are left at once, and they have yet to say why they end. They do
+    end by themselves; if not, torchrun kills them.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not ranks.lost:
+            signal.signal(number, before)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if not ranks.lost:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
