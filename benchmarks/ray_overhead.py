@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polymask.benchmarks.jobs import BaseName
-from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.suites import find_suite
 from polymask.engines import run_jobs
@@ -63,7 +63,8 @@ def plan(out: Path, count: int, epochs: int) -> list:
     suite = replace(find_suite("demo", None), domains={"digits": "digits"})
     seeds = tuple(range(count))
     base, protocol = BaseName("efficientnet-lite0"), Protocol(recipe, limit=300)
-    return make_plan(Request(suite, base, ("affine-full",), seeds, protocol, out))[1]
+    request = Request(suite, base, ("affine-full",), seeds, protocol, out)
+    return final_jobs(request, make_plan(request))
 
 
 def calibrate(place: Path, seconds: float, workers: int) -> int:

@@ -10,6 +10,7 @@ base's own weights is not counted. A pack holds such tensors all the same, so th
 file: `bits_per_weight(base, domain)` is of the pack.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,21 +77,34 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     if isinstance(method, str):
         method = create_method(method)
     names = [f"class {i}" for i in range(classes)] or None
-    method = method.for_domains(domains)
-    domain = skeleton(base, method, names)
-    components = component_bits(domain)
+    return account_fitted(
+        base, [skeleton(base, method.for_domains(domains), names)], domains=domains
+    )
+
+
+def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Account:
+    """The cost of `domains` domains that are on average like those that have been learned.
+
+    A method may find out only while learning what it stores: CovNorm keeps as many components as
+    it needs, so its prototype says nothing.
+    """
+    method = fitted[-1].method
+    found = [component_bits(domain) for domain in fitted]
+    mean = {name: sum(one[name] for one in found) // len(found) for name in COMPONENTS}
+    components = found[-1] if method.cumulative else mean  # the last one has all that came before
     size = sum(p.numel() for p in base.net.parameters())
     once = sum(components[name] for name in _ONCE)
     each = sum(components[name] for name in _EACH)
     stored = each + components["norm_statistics"]
     more = max(domains - 1, 1)
     times = 1 if method.cumulative else domains - 1
+    transformed = _transformed(fitted[-1])
     return Account(
         base=base.name,
         method=method.name,
         domains=domains,
         base_parameters=size,
-        masked_weights=sum(s.numel for n, s in base.sites.items() if n in _transformed(domain)),
+        masked_weights=sum(s.numel for n, s in base.sites.items() if n in transformed),
         components=components,
         params_paper=1 + (once + each * times) / (32 * size),
         params_stored=1 + (once + stored * times) / (32 * size),

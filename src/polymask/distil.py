@@ -21,7 +21,7 @@ from polymask.base import Base
 from polymask.domain import Domain
 from polymask.errors import TrainingError
 from polymask.learner import placed
-from polymask.methods.bitdelta import BitDeltaTransform
+from polymask.methods.bitdelta import SignsTransform
 from polymask.predict import Batches, logits
 from polymask.recipes import Recipe
 from polymask.train import Listener
@@ -44,7 +44,7 @@ def refine_scales(
     how images are laid out in memory, nothing else.
     """
     listener = listener or Listener()
-    bits = {n: t for n, t in domain.named_transforms() if isinstance(t, BitDeltaTransform)}
+    bits = {n: t for n, t in domain.named_transforms() if isinstance(t, SignsTransform)}
     with torch.no_grad():
         fixed = domain.weights(base)
         changes = {name: t.alpha * (2 * t.mask().to(t.alpha) - 1) for name, t in bits.items()}

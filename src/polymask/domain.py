@@ -294,7 +294,7 @@ def new_domain(
         method = create_method(method, **options)
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
-    domain = Domain(base, method, classes)
+    domain = Domain(base, method.first_stage(), classes)
     domain.begin(base)
     return domain
 

@@ -63,6 +63,10 @@ class TrainingError(PolymaskError):
     """Training cannot go on."""
 
 
+class NotFinite(TrainingError):  # noqa: N818 - it says what the loss is
+    """The loss is infinite or not a number."""
+
+
 class LostProcess(TrainingError):  # noqa: N818 - not this process's fault
     """A process that trains together with this one is gone."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from polymask.base import Base
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.domain import Domain
-from polymask.errors import InterruptedTraining, TrainingError
+from polymask.errors import InterruptedTraining, NotFinite, TrainingError
 from polymask.learner import DomainLearner, learned_by, make_optimisers, placed
 from polymask.predict import Batches, evaluate
 from polymask.recipes import Recipe
@@ -179,7 +179,7 @@ def _train_epoch(
             images, labels = placed(batch[0], batch[1], learner.base, recipe)
             found = learner.step(images, labels, when)
             if not math.isfinite(found.loss):
-                raise TrainingError(
+                raise NotFinite(
                     f"the loss is {found.loss} in epoch {run.epoch}, step {run.step}; try smaller "
                     f"rates than {recipe.rate}, {recipe.weight_rate} and {recipe.head_rate}"
                 )

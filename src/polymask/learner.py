@@ -206,55 +206,84 @@ def mask_density(domain: Domain) -> float | None:
 def learned_by(
     domains: Sequence[Domain], objectives: Sequence[Objective | None]
 ) -> dict[str, list[nn.Parameter]]:
-    """What several domains and their objectives learn, by part; what they share is there once."""
+    """What several domains and their objectives learn, by part; what they share is there once.
+
+    Scores and scalars are parts of their own here, apart from the other transforms.
+    """
     groups: dict[str, dict[int, nn.Parameter]] = defaultdict(dict)
     for domain, objective in zip(domains, objectives, strict=True):
         for name, parameters in domain.param_groups().items():
             groups[name] |= {id(p): p for p in parameters}
         if objective is not None:
             groups["head"] |= {id(p): p for p in objective.parameters()}
+        for _, part in domain.named_parts():
+            for name, some in (
+                ("scores", part.score_parameters()),
+                ("scalars", part.scalar_parameters()),
+            ):
+                taken = {id(p): groups["transforms"].pop(id(p)) for p in some if p.requires_grad}
+                groups[name] |= taken
     return {name: list(parameters.values()) for name, parameters in groups.items()}
 
 
 def make_optimisers(groups: dict[str, list[nn.Parameter]], recipe: Recipe) -> dict[str, Optimizer]:
-    """One for transforms and norms, one for whole weights, and the head's own."""
+    """One for transforms and norms, one for whole weights, and the head's own.
+
+    Scalars are the first one's, unless the recipe has a rate for them.
+    """
+    decaying, scalars = list(groups["transforms"]), list(groups.get("scalars", []))
+    if recipe.scalar_rate is None:
+        decaying, scalars = decaying + scalars, []
+    body, rates = (recipe.optimiser, recipe.momentum), rates_of(recipe)
     chosen = {
-        "body": (groups["transforms"] + groups["norms"], recipe.optimiser, recipe.rate),
-        "weights": (groups["weights"], recipe.optimiser, recipe.weight_rate),
-        "head": (groups["head"], recipe.head_optimiser, recipe.head_rate),
+        "body": (decaying, recipe.transform_decay, body),
+        "scalars": (scalars, recipe.transform_decay, body),
+        "weights": (groups["weights"], recipe.weight_decay, body),
+        "head": (groups["head"], recipe.head_decay, (recipe.head_optimiser, recipe.head_momentum)),
     }
+    fixed = {"body": list(groups.get("scores", [])) + list(groups["norms"])}  # these never decay
     optimisers: dict[str, Optimizer] = {}
-    for name, (parameters, kind, rate) in chosen.items():
-        if not parameters:
-            continue
-        decay = recipe.weight_decay if name == "head" else 0.0
-        momentum = recipe.head_momentum if name == "head" else recipe.momentum
-        optimisers[name] = make_optimiser(parameters, kind, rate, momentum, decay)
+    for name, (parameters, decay, (kind, momentum)) in chosen.items():
+        parts = [(parameters, decay), (fixed.get(name, []), 0.0)]
+        made = [{"params": some, "weight_decay": its} for some, its in parts if some]
+        if made:
+            optimisers[name] = make_optimiser(made, kind, rates[name], momentum)
     if not optimisers:
         raise TrainingError("the domain has nothing to learn; make a new one, not a stored one")
     return optimisers
 
 
 def make_optimiser(
-    parameters: list[nn.Parameter], kind: Optimiser, rate: float, momentum: float, decay: float
+    groups: list[dict[str, Any]], kind: Optimiser, rate: float, momentum: float
 ) -> Optimizer:
-    """Adam, or SGD with a momentum; each in one pass over memory where the device can do that."""
+    """Adam, or SGD with a momentum; each in one pass over memory where the device can do that.
+
+    A group has its `params` and its `weight_decay`.
+    """
+    parameters = [p for group in groups for p in group["params"]]
     fused = all(p.is_floating_point() and p.device.type in FUSING for p in parameters)
     if kind == "adam":
-        return Adam(parameters, rate, weight_decay=decay, fused=fused)
-    return SGD(parameters, rate, momentum, weight_decay=decay, fused=fused)
+        return Adam(groups, rate, fused=fused)
+    return SGD(groups, rate, momentum, fused=fused)
+
+
+def rates_of(recipe: Recipe) -> dict[str, float]:
+    """The recipe's rate for each optimiser."""
+    scalars = recipe.rate if recipe.scalar_rate is None else recipe.scalar_rate
+    return {
+        "body": recipe.rate,
+        "scalars": scalars,
+        "weights": recipe.weight_rate,
+        "head": recipe.head_rate,
+    }
 
 
 def set_rates(
     optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float, *, head_only: bool = False
 ) -> None:
     """The recipe's rates at this point of training; none but the head's where that goes first."""
-    body = 0.0 if head_only else 1.0
-    rates = {
-        "body": body * recipe.rate,
-        "weights": body * recipe.weight_rate,
-        "head": recipe.head_rate,
-    }
+    rates = rates_of(recipe)
     for name, optimiser in optimisers.items():
+        rests = head_only and name != "head"
         for group in optimiser.param_groups:
-            group["lr"] = rates[name] * recipe.factor(epoch)
+            group["lr"] = 0.0 if rests else rates[name] * recipe.factor(epoch)

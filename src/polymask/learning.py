@@ -21,7 +21,8 @@ from polymask.data import (
 from polymask.domain import Domain, new_domain
 from polymask.input import InputSpec
 from polymask.likeness import likeness_note
-from polymask.methods import Method, create_method
+from polymask.method_text import method_by
+from polymask.methods import Method
 from polymask.predict import evaluate
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord
@@ -86,8 +87,7 @@ def learn(
     loaders = loaders or make_loaders(data, base.input, recipe, seed=seed)
     torch.manual_seed(seed)
     if isinstance(method, str):
-        decided = recipe.method_options(create_method(method).norms)
-        method = create_method(method, **(decided | options))
+        method = method_by(recipe, method, **options)
     domain = new_domain(base, method, data.classes).to(base.device)
     domain.input = replace(recipe.input(base.input), squash=data.squash)
     history = fit(

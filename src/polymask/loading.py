@@ -40,7 +40,7 @@ def load_domain(path: str | Path, base: Base) -> Domain:
             "trained on, or retrain"
         )
     try:
-        method = create_method(manifest.method, **manifest.options)
+        method = create_method(manifest.method, **_current(manifest.method, manifest.options))
         # The sites are the pack's own: which ones the base was loaded with does not matter.
         used = {name.split("/")[1] for name in tensors if name.startswith("transform/")}
         sites = {name: site for name, site in base.all_sites.items() if name in used}
@@ -50,6 +50,12 @@ def load_domain(path: str | Path, base: Base) -> Domain:
         raise PackError(f"{path}: {error}") from error
     domain.recipe, domain.metrics = manifest.recipe, manifest.metrics
     return domain.restore(_checked(path, domain.stored(), tensors)).to(base.device)
+
+
+def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A pack's options without those that its method no longer has."""
+    retired = create_method(method).retired
+    return {name: value for name, value in options.items() if name not in retired}
 
 
 def _checked(

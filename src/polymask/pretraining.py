@@ -117,7 +117,10 @@ class NetworkLearner(Learner):
         self.channels_last = recipe.channels_last and trains_channels_last(net)
         learned = [p for p in net.parameters() if p.requires_grad]
         optimiser = make_optimiser(
-            learned, recipe.optimiser, recipe.rate, recipe.momentum, recipe.weight_decay
+            [{"params": learned, "weight_decay": recipe.weight_decay}],
+            recipe.optimiser,
+            recipe.rate,
+            recipe.momentum,
         )
         self.optimisers = {"network": optimiser}
 

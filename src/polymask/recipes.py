@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,6 +13,8 @@ from polymask.input import InputSpec
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["step", "cosine"]
 Selection = Literal["best", "last"]
+RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
+DECAYS = ("transform_decay", "weight_decay", "head_decay")
 
 
 class RecipeError(PolymaskError):
@@ -23,7 +26,10 @@ class Recipe:
     """How a domain is trained.
 
     Masks, scalars, adapters and norms learn at `rate`, whole weights (fine-tuning) at
-    `weight_rate`, both by `optimiser`; the head at `head_rate`. All rates are multiplied by
+    `weight_rate`, both by `optimiser`; the head at `head_rate`. Scalars of a site may have a
+    `scalar_rate` of their own. Decay (an L2 penalty, through the gradient) has a number for each
+    group: `transform_decay` for adapters and scalars, `weight_decay` for whole weights,
+    `head_decay` for the head; scores of masks and norms never decay. All rates are multiplied by
     `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow half a cosine;
     they rise linearly over the first `warmup` epochs, at most half of all. A crop covers a share
     in `crop_scale` of the image's area; (1, 1) gives crops of the network's size at random places.
@@ -39,10 +45,13 @@ class Recipe:
     momentum: float = 0.9  # of SGD
     rate: float = 1e-4
     weight_rate: float = 1e-4
+    scalar_rate: float | None = None  # None: as `rate`
     head_optimiser: Optimiser = "sgd"
     head_rate: float = 1e-3
     head_momentum: float = 0.9
-    weight_decay: float = 0.0  # of the head; of all that a whole network learns
+    transform_decay: float = 0.0
+    weight_decay: float = 0.0  # of all that a whole network learns, too
+    head_decay: float = 0.0
     label_smoothing: float = 0.0
     schedule: Schedule = "step"
     drops: tuple[int, ...] = (15,)
@@ -74,9 +83,9 @@ class Recipe:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
-        rates = ("rate", "weight_rate", "head_rate", "momentum", "head_momentum", "weight_decay")
-        for name in (*rates, "warmup"):
-            if not 0 <= getattr(self, name) < float("inf"):
+        for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
                 raise RecipeError(f"{name}={getattr(self, name)} cannot be negative or infinite")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise RecipeError(f"crop_scale={self.crop_scale} must be a range within (0, 1]")
@@ -95,18 +104,22 @@ class Recipe:
             return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
         return float(self.drop_factor ** sum(epoch >= drop for drop in self.drops))
 
-    def stage(self, stage: int) -> "Recipe":
-        """The recipe of a method's later stages: half the epochs, a tenth of the rates."""
-        if stage == 0:
+    def stage(self, before: float, share: float, rate: float = 1.0) -> "Recipe":
+        """The recipe of a stage that has a share of the epochs, after the share `before`.
+
+        Stages add up to `epochs`, as far as each can have at least one. Drops keep their place
+        within the stage, rates are multiplied by `rate`, and only the first stage warms up.
+        """
+        if share == 1 and rate == 1:
             return self
+        begin, end = round(before * self.epochs), round((before + share) * self.epochs)
+        rates = {name: value * rate for name in RATES if (value := getattr(self, name)) is not None}
         return replace(
             self,
-            epochs=max(1, self.epochs // 2),
-            drops=tuple(drop // 2 for drop in self.drops),
-            warmup=0.0,
-            rate=self.rate / 10,
-            weight_rate=self.weight_rate / 10,
-            head_rate=self.head_rate / 10,
+            epochs=max(1, end - begin),
+            drops=tuple(round(drop * share) for drop in self.drops),
+            warmup=0.0 if before else self.warmup,
+            **rates,
         )
 
     def input(self, base: InputSpec) -> InputSpec:
@@ -114,6 +127,11 @@ class Recipe:
         side = self.side or base.side
         crop = base.crop if self.resized is None else side / self.resized
         return replace(base, shape=(base.shape[0], side, side), crop=min(crop, 1.0))
+
+    def changed(self, fields: Mapping[str, Any]) -> "Recipe":
+        """The recipe with some fields changed; a `rate` alone is that of whole weights too."""
+        rates = {"weight_rate": fields["rate"]} if "rate" in fields else {}
+        return replace(self, **(rates | dict(fields)))
 
     def method_options(self, norms: str) -> dict[str, Any]:
         """The options that this recipe decides for a method with this policy for norms.
@@ -143,6 +161,9 @@ RECIPES: dict[str, Recipe] = {
             rate=0.1,
             weight_rate=0.1,
             head_rate=0.1,
+            transform_decay=5e-4,
+            weight_decay=1e-4,
+            head_decay=1e-4,
             drops=(80, 100),
             side=64,
             resized=72,

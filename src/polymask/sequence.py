@@ -19,7 +19,8 @@ from polymask.forgetting import BaseAfter, measure_base
 from polymask.input import InputSpec
 from polymask.joint import fit_joint
 from polymask.loading import load_domain
-from polymask.methods import Method, create_method
+from polymask.method_text import method_by
+from polymask.methods import Method
 from polymask.model import check_name
 from polymask.pack import SUFFIX
 from polymask.predict import Batches, evaluate
@@ -87,8 +88,7 @@ def fit_all(
     """
     recipe = get_recipe(recipe)
     if isinstance(method, str):
-        decided = recipe.method_options(create_method(method).norms)
-        method = create_method(method, **(decided | options))
+        method = method_by(recipe, method, **options)
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
     names = _checked_order(lessons, order)
@@ -182,8 +182,9 @@ class _Teacher:
 
     def refine(self, name: str, domain: Domain, lesson: Lesson) -> Domain:
         """Let a domain learn on that the method made of one that had learned."""
-        if any(parameter.requires_grad for parameter in domain.parameters()):
-            recipe = self.recipe.stage(1)
+        refines = domain.method.refines
+        if refines is not None and any(p.requires_grad for p in domain.parameters()):
+            recipe = self.recipe.stage(1 - refines.share, *refines)
             self.histories[name] = self.histories[name] + self._fit(
                 domain, lesson, recipe, f"{name}.refined"
             )
@@ -200,7 +201,8 @@ class _Teacher:
         if name == _OWN and isinstance(self.base.head, nn.Linear) and domain.head is not None:
             domain.head.load_state_dict(self.base.head.state_dict())
         method.follow(domain, earlier)
-        self.histories[name] = self._fit(domain, lesson, self.recipe, name)
+        later = 0.0 if method.refines is None else method.refines.share
+        self.histories[name] = self._fit(domain, lesson, self.recipe.stage(0.0, 1 - later), name)
         domain.recipe = self._recipe_note()
         domain.metrics = {"history": [asdict(record) for record in self.histories[name]]}
         if pack is not None:

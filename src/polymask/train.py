@@ -16,9 +16,9 @@ from torch import Tensor
 
 from polymask.base import Base
 from polymask.domain import Domain
-from polymask.errors import InterruptedTraining, LostProcess, TrainingError
+from polymask.errors import InterruptedTraining, LostProcess, NotFinite, TrainingError
 from polymask.learner import DomainLearner, Learner, placed
-from polymask.methods import Objective, create_method
+from polymask.methods import Method, Objective, create_method
 from polymask.predict import Batches
 from polymask.recipes import Recipe, get_recipe
 from polymask.run import EpochRecord, Run, copied, domain_identity
@@ -123,7 +123,8 @@ def fit(
         while True:
             with seeded(seed):
                 objective = domain.method.objective(base, domain, images)
-            learner = session.learner(base, domain, recipe.stage(run.stage), objective)
+            stage = stage_recipe(recipe, domain.method, run.stage)
+            learner = session.learner(base, domain, stage, objective)
             run_epochs(learner, session.train, val, run, listener, session.stop, checkpoint)
             domain.restore(run.best or copied(domain.stored()))
             with seeded(seed):
@@ -136,6 +137,13 @@ def fit(
     if domain.method.norm_reestimate and val is None:
         domain.reestimate_norms(base, (batch for batch, _ in images()))
     return run.history
+
+
+def stage_recipe(recipe: Recipe, method: Method, stage: int) -> Recipe:
+    """The recipe of one of a method's stages; what a method adds beyond them is like the last."""
+    stages = method.stages
+    before = sum(earlier.share for earlier in stages[:stage])
+    return recipe.stage(before, *stages[min(stage, len(stages) - 1)])
 
 
 def require_val(recipe: Recipe, val: Batches | None) -> None:
@@ -190,7 +198,7 @@ def _train_epoch(
         images, labels = learner.placed(images, labels)
         found = learner.step(images, labels, run.epoch + run.step / steps)
         if not math.isfinite(found.loss):
-            raise TrainingError(
+            raise NotFinite(
                 f"the loss is {found.loss} in epoch {epoch}, step {run.step}; the rates are "
                 f"{recipe.rate} and {recipe.head_rate}: try smaller ones, or look at the images"
             )

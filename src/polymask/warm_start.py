@@ -19,7 +19,7 @@ from polymask.finetuned import Finetuned
 from polymask.learning import Loaders
 from polymask.methods import create_method
 from polymask.methods.affine import AffineTransform
-from polymask.methods.bitdelta import BitDeltaTransform
+from polymask.methods.bitdelta import SignsTransform
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
 from polymask.train import Listener, fit
@@ -40,7 +40,7 @@ def started_at(base: Base, one_bit: Domain, tuned: Finetuned, recipe: Recipe) ->
         for name, transform in domain.named_transforms():
             bit = found[name]
             assert isinstance(transform, AffineTransform)
-            assert isinstance(bit, BitDeltaTransform)
+            assert isinstance(bit, SignsTransform)
             assert transform.scores is not None
             size = tuned.delta(base, name).abs()
             if not size.any():  # k2 = 0: the mask is free to begin anywhere

@@ -5,8 +5,8 @@ import pytest
 
 import polymask as pm
 from image_folders import make_decathlon, make_folder
-from polymask.benchmarks.jobs import BaseName, load_domain_data, parse_method
-from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.jobs import BaseName, load_domain_data
+from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol, deviations
 from polymask.benchmarks.suites import find_suite
 from polymask.recipes import get_recipe
@@ -139,7 +139,9 @@ def test_a_method_may_be_written_with_options():
 def test_ordered_methods_get_one_job_for_each_direction_and_others_one_for_each_domain(
     domains, tmp_path
 ):
-    plan, jobs = make_plan(request(domains, tmp_path / "runs", seeds=(0, 1)))
+    asked = request(domains, tmp_path / "runs", seeds=(0, 1))
+    plan = make_plan(asked)
+    jobs = final_jobs(asked, plan)
     assert list(plan.domains) == ["apples", "pears"]
     assert [job.folder.relative_to(tmp_path / "runs").as_posix() for job in jobs[:4]] == [
         "classifier-only/apples/seed-0",
@@ -155,7 +157,9 @@ def test_ordered_methods_get_one_job_for_each_direction_and_others_one_for_each_
 def test_a_folder_of_runs_takes_more_methods_and_seeds_but_no_other_protocol(domains, tmp_path):
     out = tmp_path / "runs"
     make_plan(request(domains, out, methods=("classifier-only",)))
-    plan, jobs = make_plan(request(domains, out, methods=("bn-only",), seeds=(1,)))
+    asked = request(domains, out, methods=("bn-only",), seeds=(1,))
+    plan = make_plan(asked)
+    jobs = final_jobs(asked, plan)
     assert plan.methods == ("classifier-only", "bn-only")
     assert plan.seeds == (0, 1)
     assert len(jobs) == 2

@@ -14,7 +14,7 @@ import polymask as pm
 from image_folders import make_decathlon, make_folder
 from polymask.benchmarks.jobs import BaseName, run_job
 from polymask.benchmarks.labels import read_labels
-from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.records import read_runs
 from polymask.benchmarks.submitting import write_submissions
@@ -36,7 +36,9 @@ def ask(suite, out, methods=("classifier-only",), **changes):
         "protocol": Protocol(QUICK),
         "out": out,
     }
-    return make_plan(Request(**given | changes))
+    request = Request(**given | changes)
+    plan = make_plan(request)
+    return plan, final_jobs(request, plan)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import polymask as pm
 from image_folders import make_folder
 from polymask.benchmarks.jobs import BaseName
-from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.suites import find_suite
 from polymask.engines import Watcher, run_jobs
@@ -41,7 +41,8 @@ def make_jobs(root: Path, out: str, methods=("affine-full", "bn-only"), epochs=6
     recipe = get_recipe("quick", side=32, epochs=epochs, batch_size=4)
     suite = find_suite(str(root / "domains"), None)
     base = BaseName("efficientnet-lite0")
-    return make_plan(Request(suite, base, methods, (0,), Protocol(recipe), root / out))[1]
+    request = Request(suite, base, methods, (0,), Protocol(recipe), root / out)
+    return final_jobs(request, make_plan(request))
 
 
 def files_of(jobs):

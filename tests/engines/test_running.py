@@ -9,7 +9,7 @@ import pytest
 import polymask as pm
 from image_folders import make_folder
 from polymask.benchmarks.jobs import BaseName
-from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.suites import find_suite
 from polymask.engines import Watcher, ray_cluster, ray_engine
@@ -29,7 +29,7 @@ def jobs(tmp_path_factory):
     suite = find_suite(str(root / "domains"), None)
     base, protocol = BaseName("efficientnet-lite0"), Protocol(QUICK)
     request = Request(suite, base, ["classifier-only"], [0], protocol, root / "runs")
-    return make_plan(request)[1]
+    return final_jobs(request, make_plan(request))
 
 
 def meeting(folder: Path, **changes):

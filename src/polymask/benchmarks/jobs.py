@@ -2,13 +2,11 @@
 
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from polymask.accounting import account, bits_per_weight, component_bits
+from polymask.accounting import account_fitted, bits_per_weight, component_bits
 from polymask.base import Base, load_base
 from polymask.benchmarks.domains import DECATHLON
 from polymask.benchmarks.labels import Labels, read_labels
@@ -17,16 +15,21 @@ from polymask.benchmarks.records import RESULT, DomainOutcome, Outcome, read_rec
 from polymask.data import DomainData, Loader, load_data
 from polymask.data.split import RelabelledSplit
 from polymask.data.stratify import limited
-from polymask.errors import BenchmarkError
+from polymask.domain import Domain
+from polymask.errors import BenchmarkError, NotFinite
 from polymask.learning import make_loaders
 from polymask.log import EpochLog
-from polymask.methods import Method, create_method
+from polymask.method_text import read_method
+from polymask.methods import Method
 from polymask.pack import SUFFIX
+from polymask.recipes import Recipe
 from polymask.report.results import layer_statistics
+from polymask.run import plain
 from polymask.sequence import Lesson, fit_all
 from polymask.train import Listener, Together
 
 CUT_SEED = 0  # every seed of a benchmark sees the same images
+_FEEDING = ("batch_size", "side", "resized", "crop_scale", "mirror")  # what loaders need to know
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Job:
     """All that one job needs to know; plain data, so that it can be sent to another process."""
 
     base: BaseName
-    method: str  # as in the plan: a name, with options or without
+    method: str  # as in the plan: a name, with options and fields of its recipe or without
+    trained_as: str  # the same, with what a search has chosen
     domains: tuple[tuple[str, str], ...]  # name, source; in the order in which they are learned
     seed: int
     direction: str  # "" for one domain alone, else down or up
@@ -57,23 +61,14 @@ class Job:
     def title(self) -> str:
         """The job in a line of progress."""
         what = f"together {self.direction}" if self.direction else self.domains[0][0]
-        return f"{self.method} · {what} · seed {self.seed}"
+        shown = self.trained_as if self.protocol.searching else self.method
+        return f"{shown} · {what} · seed {self.seed}"
 
     def outcome(self) -> Outcome | None:
         """What it found, if it is done."""
         if not (self.folder / RESULT).exists():
             return None
         return Outcome.from_json(read_record(self.folder / RESULT))
-
-
-def parse_method(text: str, recipe_options: Mapping[str, Any] | None = None) -> Method:
-    """The method of "name" or "name:option=value:…"; values are true, false, numbers or words."""
-    name, *settings = text.split(":")
-    options: dict[str, Any] = dict(recipe_options or {})
-    for setting in settings:
-        option, _, value = setting.partition("=")
-        options[option] = _value(value)
-    return create_method(name, **options)
 
 
 def run_job(job: Job, listener: Listener | None = None) -> Outcome:
@@ -83,28 +78,32 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
         return done
     began = time.perf_counter()
     base = load_base_of(job.base)
-    recipe = job.protocol.training
-    decided = recipe.method_options(parse_method(job.method).norms)
-    method = parse_method(job.method, decided)
-    lessons = {name: _lesson(base, name, source, job) for name, source in job.domains}
+    text = read_method(job.trained_as)
+    recipe, method = text.recipe(job.protocol.training), text.method(job.protocol.training)
+    lessons = {name: _lesson(base, name, source, job, recipe) for name, source in job.domains}
     own = None
     if job.own is not None and (method.moves_base or method.base_stage):
-        own = _lesson(base, *job.own, job)
+        own = _lesson(base, *job.own, job, recipe)
     job.folder.mkdir(parents=True, exist_ok=True)
     log = EpochLog(job.folder / "log.jsonl", {"method": job.method, "seed": job.seed})
     packs = job.folder / "packs"
-    fitted = fit_all(
-        base,
-        lessons,
-        method,
-        recipe,
-        own=own,
-        seed=job.seed,
-        folder=packs,
-        resume=True,
-        listener=log if listener is None else Together(log, listener),
-    )
-    size = account(base, method, domains=job.total)
+    try:
+        fitted = fit_all(
+            base,
+            lessons,
+            method,
+            recipe,
+            own=own,
+            seed=job.seed,
+            folder=packs,
+            resume=True,
+            listener=log if listener is None else Together(log, listener),
+        )
+    except NotFinite:
+        if not job.protocol.searching:
+            raise
+        return _diverged(job, method, recipe, time.perf_counter() - began)
+    size = account_fitted(base, list(fitted.domains.values()), domains=job.total)
     domains = {}
     for name, domain in fitted.domains.items():
         history = fitted.histories[name]
@@ -119,6 +118,7 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
             bits_per_weight=bits_per_weight(base, domain),
             components=component_bits(domain),
             layers=layer_statistics(domain),
+            **_bits_moved(domain),
         )
     outcome = Outcome(
         method=job.method,
@@ -130,10 +130,30 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
         base_after=None if fitted.base is None else asdict(fitted.base),
         params_paper=size.params_paper,
         params_stored=size.params_stored,
+        recipe=plain(recipe.to_json()),
         seconds=time.perf_counter() - began,
     )
     outcome.write(job.folder)
     shutil.rmtree(packs / "learned", ignore_errors=True)
+    return outcome
+
+
+def _diverged(job: Job, method: Method, recipe: Recipe, seconds: float) -> Outcome:
+    """What a trial found whose loss was not finite: nothing."""
+    outcome = Outcome(
+        method=job.method,
+        registered=method.name,
+        options=method.options(),
+        seed=job.seed,
+        direction=job.direction,
+        domains={},
+        base_after=None,
+        params_paper=0.0,
+        params_stored=0.0,
+        recipe=plain(recipe.to_json()),
+        seconds=seconds,
+    )
+    outcome.write(job.folder)
     return outcome
 
 
@@ -142,7 +162,9 @@ def load_domain_data(name: str, source: str, protocol: Protocol) -> DomainData:
     data = load_data(source, seed=CUT_SEED, classes=protocol.classes_of(name))
     if data.test is None and data.submission is not None and protocol.labels is not None:
         data = _labelled(data, protocol.labels)
-    if protocol.selection != "val":
+    if protocol.searching:
+        data = replace(data, test=data.val)
+    elif protocol.selection != "val":
         notes = tuple(note for note in data.notes if not note.startswith("val is"))
         data = replace(data, train=data.train_val, notes=notes)
     if protocol.limit is not None and protocol.limit < len(data.train):
@@ -156,13 +178,29 @@ def load_base_of(name: BaseName) -> Base:
     return load_base(name.name, weights=name.weights, device=name.device)
 
 
-def _lesson(base: Base, name: str, source: str, job: Job) -> Lesson:
-    data, train, val, test = _loaders(base, name, source, job.protocol, job.cache)
+def _bits_moved(domain: Domain) -> dict[str, int | None]:
+    """How many bits of a domain's learned masks are not as they started, and of how many."""
+    known = [
+        (flipped, mask.numel())
+        for _, transform in domain.named_transforms()
+        if (flipped := transform.flipped()) is not None and (mask := transform.mask()) is not None
+    ]
+    if not known:
+        return {"flipped": None, "masked": None}
+    return {"flipped": sum(f for f, _ in known), "masked": sum(n for _, n in known)}
+
+
+def _lesson(base: Base, name: str, source: str, job: Job, recipe: Recipe) -> Lesson:
+    fed = {field: getattr(recipe, field) for field in _FEEDING}
+    # Rows that differ in their rates only share the decoded images.
+    protocol = replace(job.protocol, recipe=Recipe(selection="last", **fed))
+    data, train, val, test = _loaders(base, name, source, protocol, job.cache)
     train = Loader(
         train.cache, train.transform, batch_size=train.batch_size, seed=job.seed, shuffle=True
     )
-    spec = replace(job.protocol.recipe.input(base.input), squash=data.squash)
-    chosen = {"last": None, "val": val, "test": test}[job.protocol.selection]
+    spec = replace(recipe.input(base.input), squash=data.squash)
+    selection = "last" if job.protocol.searching else job.protocol.selection
+    chosen = {"last": None, "val": val, "test": test}[selection]
     return Lesson(data.classes, train, chosen, test, spec)
 
 
@@ -172,7 +210,7 @@ def _loaders(
 ) -> tuple[DomainData, Loader, Loader, Loader | None]:
     """Decoded images of a domain, kept for the next jobs on it."""
     data = load_domain_data(name, source, protocol)
-    recipe = replace(protocol.training, selection="best")
+    recipe = replace(protocol.recipe, selection="best")
     loaders = make_loaders(
         data, base.input, recipe, cache=cache, crops=protocol.crops_of(data.mirror)
     )
@@ -196,14 +234,3 @@ def _labelled(data: DomainData, file: Path) -> DomainData:
 @lru_cache(maxsize=1)
 def _all_labels(file: Path) -> Labels:
     return read_labels(file)
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

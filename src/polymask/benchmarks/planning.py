@@ -1,28 +1,44 @@
 """From what is asked of a benchmark to its jobs, with everything checked before any training."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from polymask._version import __version__
 from polymask.base import Base, load_base
-from polymask.benchmarks.jobs import BaseName, Job, load_domain_data, parse_method
+from polymask.benchmarks.jobs import BaseName, Job, load_domain_data
 from polymask.benchmarks.protocol import Protocol, deviations
-from polymask.benchmarks.records import PLAN, DomainFacts, Plan, read_record
+from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, read_record
+from polymask.benchmarks.search import (
+    Ladder,
+    choose,
+    ladders_of,
+    learns_but_the_head,
+    nothing_searched,
+    same_search,
+    trials_of,
+    with_values,
+)
 from polymask.benchmarks.suites import Suite
 from polymask.data import DomainData, Loader, cache_splits, eval_transform, shrink_for
 from polymask.domain import skeleton
 from polymask.errors import BenchmarkError, near_matches
+from polymask.method_text import MethodText, read_method
 from polymask.model import check_name
 from polymask.predict import accuracy, own_network
 from polymask.run import plain
 
 DOWN, UP = "down", "up"
-_MAY_GROW = ("methods", "seeds", "command", "environment", "own_accuracy")
+SEARCH = "search"  # the folder of a search's jobs, among those of methods
+_MAY_GROW = (
+    *("methods", "seeds", "command", "environment", "own_accuracy"),
+    *("tuning", "protocols"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,18 +54,30 @@ class Request:
     directions: Sequence[str] = (DOWN, UP)  # for methods where the order counts
     cache: Path | None = None
     command: str = ""
+    ladders: Sequence[Ladder] = ()  # what to search for, for each method
+    search_on: Sequence[str] = ()  # domains whose val decides; none: all of them
+
+    @property
+    def search_domains(self) -> tuple[str, ...]:
+        """The domains of the search, in the suite's order."""
+        return tuple(n for n in self.suite.domains if not self.search_on or n in self.search_on)
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of the search."""
+        return min(self.seeds)
 
 
-def make_plan(request: Request) -> tuple[Plan, list[Job]]:
-    """Check all that can be checked, write plan.json, and give the jobs, by seed and method."""
+def make_plan(request: Request) -> Plan:
+    """Check all that can be checked, and write plan.json; what was searched before is kept."""
     base = load_base(request.base.name, weights=request.base.weights, device=request.base.device)
-    methods = {text: parse_method(text) for text in request.methods}
+    methods = {text: read_method(text) for text in request.methods}
     if len(methods) < len(request.methods) or len(set(request.seeds)) < len(request.seeds):
         raise BenchmarkError(
             f"methods {', '.join(request.methods)} and seeds {request.seeds}: name each once"
         )
-    for method in methods.values():
-        skeleton(base, method, ["a", "b"])  # a method that this base cannot have says so
+    for row in methods.values():  # a method that this base cannot have says so
+        skeleton(base, row.method(request.protocol.recipe).first_stage(), ["a", "b"])
     known = {"", *request.suite.domains}
     for domain in request.suite.domains:
         check_name(domain)
@@ -58,13 +86,59 @@ def make_plan(request: Request) -> tuple[Plan, list[Job]]:
             raise BenchmarkError(
                 f"classes of {domain!r} are asked for; {near_matches(domain, known - {''})}"
             )
-    plan = _plan(request, base)
+    for domain in request.search_on:
+        if domain not in known:
+            raise BenchmarkError(
+                f"a search on {domain!r} is asked for; {near_matches(domain, known - {''})}"
+            )
+    plan = _plan(request, base, methods)
     _check_same(request.out, plan)
+    for text in request.methods:
+        _trials(request, plan, text)  # an earlier search of another kind is refused
     plan.write(request.out)
-    return plan, _jobs(request, plan)
+    return plan
 
 
-def _plan(request: Request, base: Base) -> Plan:
+def search_jobs(request: Request, plan: Plan) -> list[Job]:
+    """The jobs of the searches that have not been made, by method and value."""
+    return [
+        job
+        for text in request.methods
+        for values in _trials(request, plan, text)
+        for job in _trial_jobs(request, plan, text, values)
+    ]
+
+
+def conclude(request: Request, plan: Plan, outcomes: Sequence[Outcome]) -> Plan:
+    """The plan with what the searches have chosen, from what `search_jobs` found; written."""
+    left, tuning = list(outcomes), dict(plan.tuning)
+    for text in request.methods:
+        trials = []
+        for values in _trials(request, plan, text):
+            count = len(_trial_jobs(request, plan, text, values))
+            trials.append((values, left[:count]))
+            left = left[count:]
+        if trials:
+            ladders = ladders_of(text, request.ladders)
+            tuning[text] = choose(ladders, request.search_domains, request.first_seed, trials)
+    plan = replace(plan, tuning=tuning)
+    plan = replace(plan, protocols=_protocols(request, plan))
+    plan.write(request.out)
+    return plan
+
+
+def final_jobs(request: Request, plan: Plan) -> list[Job]:
+    """The jobs of the runs, by seed and method, each as the search has chosen."""
+    jobs = []
+    for seed in request.seeds:
+        for text in request.methods:
+            chosen = plan.tuning[text].chosen if text in plan.tuning else {}
+            job = _prototype(request, plan, text, with_values(text, chosen), seed)
+            jobs += _spread(job, request, request.out, tuple(request.suite.domains))
+    return jobs
+
+
+def _plan(request: Request, base: Base, rows: Mapping[str, MethodText]) -> Plan:
     suite, protocol = request.suite, request.protocol
     facts = {
         name: _facts(source, load_domain_data(name, source, protocol))
@@ -81,7 +155,15 @@ def _plan(request: Request, base: Base) -> Plan:
         )
     earlier_methods = () if before is None else before.methods
     earlier_seeds = () if before is None else before.seeds
-    return Plan(
+    tuning = dict(() if before is None else before.tuning)
+    for text, row in rows.items():
+        if ladders_of(text, request.ladders) and not learns_but_the_head(
+            base, row, protocol.recipe
+        ):
+            fields = {ladder.field for ladder in ladders_of(text, request.ladders)}
+            if "head_rate" not in fields:
+                tuning[text] = nothing_searched(request.first_seed, "only its head learns")
+    plan = Plan(
         benchmark=suite.name,
         base=base.name,
         fingerprint=base.fingerprint,
@@ -97,7 +179,46 @@ def _plan(request: Request, base: Base) -> Plan:
         deviations=deviations(suite, protocol, base.name, notes),
         command=request.command,
         environment=environment(),
+        tuning=tuning,
+        protocols={} if before is None else before.protocols,
     )
+    return replace(plan, protocols=_protocols(request, plan))
+
+
+def _protocols(request: Request, plan: Plan) -> dict[str, dict[str, Any]]:
+    """In which fields of its recipe each row differs from the plan's, by hand or by a search."""
+    found = dict(plan.protocols)
+    common = request.protocol.recipe
+    for text in request.methods:
+        chosen = plan.tuning[text].chosen if text in plan.tuning else {}
+        row = read_method(with_values(text, chosen)).recipe(common)
+        then, now = plain(common.to_json()), plain(row.to_json())
+        found[text] = {name: now[name] for name in now if now[name] != then[name]}
+    return {text: dict(differing) for text, differing in found.items() if differing}
+
+
+def _trials(request: Request, plan: Plan, text: str) -> list[dict[str, Any]]:
+    """The values that a method is still to be tried with."""
+    ladders = ladders_of(text, request.ladders)
+    trials = trials_of(text, ladders)
+    made = plan.tuning.get(text)
+    if made is None or not trials:
+        return trials
+    if made.trials and not same_search(made, trials, request.search_domains, request.first_seed):
+        raise BenchmarkError(
+            f"{request.out} holds another search for {text} ({', '.join(made.fields)} on "
+            f"{', '.join(made.domains)}); ask for the same, or give another --out"
+        )
+    return []
+
+
+def _trial_jobs(request: Request, plan: Plan, text: str, values: Mapping[str, Any]) -> list[Job]:
+    job = _prototype(request, plan, text, with_values(text, values), request.first_seed)
+    job = replace(job, protocol=replace(request.protocol, searching=True))
+    label = with_values("", values).lstrip(":").replace(":", "+")
+    one_order = replace(request, directions=(DOWN,))
+    out = request.out / SEARCH / label
+    return _spread(job, one_order, out, request.search_domains)
 
 
 def _facts(source: str, data: DomainData) -> DomainFacts:
@@ -149,28 +270,32 @@ def _check_same(out: Path, plan: Plan) -> None:
             )
 
 
-def _jobs(request: Request, plan: Plan) -> list[Job]:
-    suite, jobs = request.suite, []
-    domains = tuple(suite.domains.items())
-    for seed in request.seeds:
-        for text in request.methods:
-            method = parse_method(text)
-            for direction, chosen in _groups(method.alone, method.ordered, domains, request):
-                part = f"together-{direction}" if direction else chosen[0][0]
-                jobs.append(
-                    Job(
-                        base=request.base,
-                        method=text,
-                        domains=chosen,
-                        seed=seed,
-                        direction=direction,
-                        protocol=request.protocol,
-                        total=len(plan.domains) + 1,
-                        folder=request.out / text.replace(":", "+") / part / f"seed-{seed}",
-                        own=suite.own,
-                        cache=request.cache,
-                    )
-                )
+def _prototype(request: Request, plan: Plan, text: str, trained_as: str, seed: int) -> Job:
+    """A job without its domains and its folder."""
+    return Job(
+        base=request.base,
+        method=text,
+        trained_as=trained_as,
+        domains=(),
+        seed=seed,
+        direction="",
+        protocol=request.protocol,
+        total=len(plan.domains) + 1,
+        folder=request.out,
+        own=request.suite.own,
+        cache=request.cache,
+    )
+
+
+def _spread(job: Job, request: Request, out: Path, names: Sequence[str]) -> list[Job]:
+    """A job for each domain, or one for all of them where a method cannot treat them alone."""
+    method = read_method(job.trained_as).method(job.protocol.recipe)
+    domains = tuple((name, request.suite.domains[name]) for name in names)
+    jobs = []
+    for direction, chosen in _groups(method.alone, method.ordered, domains, request):
+        part = f"together-{direction}" if direction else chosen[0][0]
+        folder = out / job.method.replace(":", "+") / part / f"seed-{job.seed}"
+        jobs.append(replace(job, domains=chosen, direction=direction, folder=folder))
     return jobs
 
 

@@ -41,6 +41,7 @@ class Protocol:
     limit: int | None = None  # training images of a domain
     classes: tuple[tuple[str, int], ...] = ()  # domain ("" for all others), how many of it
     labels: Path | None = None  # the organisers' labels of the decathlon's test images
+    searching: bool = False  # val stands for test, and is not trained on
 
     def __post_init__(self) -> None:
         for name, allowed in (("selection", get_args(Selection)), ("crops", get_args(Crops))):
@@ -52,7 +53,7 @@ class Protocol:
     @property
     def training(self) -> Recipe:
         """The recipe with the selection's rule in it."""
-        rule = "last" if self.selection == "last" else "best"
+        rule = "last" if self.selection == "last" or self.searching else "best"
         return get_recipe(self.recipe, selection=rule, train_on_val=False)
 
     def classes_of(self, domain: str) -> int | None:

@@ -16,7 +16,9 @@ from polymask.recipes import get_recipe
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from polymask.benchmarks.jobs import Job
     from polymask.benchmarks.planning import Request
+    from polymask.benchmarks.records import Outcome, Plan, Tuned
 
 Changes: Any = recipe_overrides("Changes", without=("name", "selection", "train_on_val"))
 
@@ -28,7 +30,8 @@ class Benchmark(BaseVerb):
     benchmark: tyro.conf.Positional[str]
     """imagenet-to-sketch, decathlon, demo, or a folder with a folder for each domain."""
     methods: str
-    """Names, with commas between; options after colons: affine-full,ba2:norms=own."""
+    """Names, with commas between; after colons options of the method, and fields of the recipe for
+    this row: affine-full,ba2:norms=own,lora-conv:rate=3e-3,dan:recipe=residual-adapters."""
     base: str = "efficientnet-lite0"
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     data: Path | None = None
@@ -55,6 +58,11 @@ class Benchmark(BaseVerb):
     """Only these domains, with commas between."""
     labels: Path | None = None
     """The decathlon's labels_test.zip, where the annotations of test are stripped."""
+    tune: tuple[str, ...] = ()
+    """Search on val before the runs, for each method: rate=1e-4,3e-4,1e-3 (a field of the recipe or
+    an option), lora-conv:rate=1e-3,3e-3 for one method. A rate is that of whole weights too."""
+    tune_on: str | None = None
+    """The domains whose val decides, with commas between; all of them unless given."""
     submission: bool = False
     """Write the decathlon's results.json for every method and seed."""
     engine: Literal["local", "ray"] = "local"
@@ -76,21 +84,40 @@ class Benchmark(BaseVerb):
     changes: Changes = field(default_factory=Changes)
 
     def run(self) -> dict[str, Any]:
-        from polymask.benchmarks.planning import make_plan
+        from polymask.benchmarks.planning import conclude, final_jobs, make_plan, search_jobs
         from polymask.benchmarks.summary import summarise
-        from polymask.cli.live_table import LiveTable
-        from polymask.engines import run_jobs
 
         request = self.request()
-        plan, jobs = make_plan(request)
+        plan = make_plan(request)
         self.say(
             f"[bold]{plan.benchmark}[/] on {plan.base}: {len(plan.domains)} domains, "
-            f"{len(request.methods)} methods, seeds {self.seeds}; {len(jobs)} jobs in {self.out}"
+            f"{len(request.methods)} methods, seeds {self.seeds}; in {self.out}"
         )
         for deviation in plan.deviations:
             self.say(f"[dim]not as in the paper: {deviation}[/]")
+        trials = search_jobs(request, plan)
+        if trials:
+            on = ", ".join(request.search_domains)
+            self.say(f"search on val of {on}: {len(trials)} jobs")
+        plan = conclude(request, plan, self._do(plan, trials))
+        for text in request.methods:
+            if text in plan.tuning:
+                self.say(f"[dim]{text}: {_chosen(plan.tuning[text])}[/]")
+        jobs = final_jobs(request, plan)
+        result = summarise(plan, self._do(plan, jobs))
+        if self.submission:
+            result["submissions"] = self._submit(jobs)
+        return result
+
+    def _do(self, plan: "Plan", jobs: "list[Job]") -> "list[Outcome]":
+        """Do jobs, while a table shows how they go."""
+        from polymask.cli.live_table import LiveTable
+        from polymask.engines import run_jobs
+
+        if not jobs:
+            return []
         with LiveTable(plan, jobs) as watcher:
-            outcomes = run_jobs(
+            return run_jobs(
                 jobs,
                 engine=self.engine,
                 workers=self.workers,
@@ -101,16 +128,13 @@ class Benchmark(BaseVerb):
                 gpus_per_job=self.gpus_per_job,
                 shared=self.shared,
             )
-        result = summarise(plan, outcomes)
-        if self.submission:
-            result["submissions"] = self._submit(jobs)
-        return result
 
     def request(self) -> "Request":
         """What the options ask for."""
         from polymask.benchmarks.jobs import BaseName
         from polymask.benchmarks.planning import Request
         from polymask.benchmarks.protocol import Protocol
+        from polymask.benchmarks.search import read_ladder
         from polymask.benchmarks.suites import find_suite
 
         suite = find_suite(self.benchmark, self.data)
@@ -132,6 +156,8 @@ class Benchmark(BaseVerb):
             out=self.out,
             directions=_directions(self.orders),
             cache=self.cache,
+            ladders=tuple(read_ladder(text) for text in self.tune),
+            search_on=() if self.tune_on is None else _listed("tune-on", self.tune_on),
             command=shlex.join(["polymask", *sys.argv[1:]]),
         )
 
@@ -181,6 +207,15 @@ def _directions(text: str) -> tuple[str, ...]:
     if not set(names) <= {"down", "up"}:
         raise BenchmarkError(f"--orders {text}: give down, up, or both")
     return names
+
+
+def _chosen(tuned: "Tuned") -> str:
+    """What a search has chosen, in a line."""
+    values = ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in tuned.chosen.items()
+    )
+    return "; ".join(part for part in (values, tuned.remark) if part)
 
 
 def _percent(value: float | None) -> str:

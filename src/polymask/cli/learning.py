@@ -28,7 +28,7 @@ class Learn(TrainingVerb, BaseVerb):
     base: str = "efficientnet-lite0"
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     method: str = "affine-full"
-    """See `polymask methods`."""
+    """See `polymask methods`; options after colons: lora-conv:rank=4:rate=3e-3."""
     recipe: str = "quick"
     """quick, imagenet-to-sketch, decathlon, residual-adapters, or a .toml file."""
     out: Path = Path("library")
@@ -62,11 +62,16 @@ class Learn(TrainingVerb, BaseVerb):
         return self.out / f"{self.name}.safetensors"
 
     def chosen_recipe(self) -> Recipe:
-        return get_recipe(self.recipe, **given(self.overrides))
+        from polymask.method_text import read_method
+
+        text = read_method(self.method)
+        recipe = get_recipe(text.recipe_name or self.recipe, **given(self.overrides))
+        return recipe.changed(text.recipe_fields)
 
     def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
         from polymask.kernels import set_kernels
         from polymask.learning import learn
+        from polymask.method_text import method_by, read_method
 
         if self.kernels is not None:
             set_kernels(self.kernels)
@@ -80,10 +85,11 @@ class Learn(TrainingVerb, BaseVerb):
         if self.ranks is not None:
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
         self.prepare(places)
+        text = read_method(self.method)
         learned = learn(
             base,
             data,
-            self.method,
+            method_by(recipe, text.name, **text.options),
             recipe,
             loaders=self.loaders(data, base.input, recipe),
             seed=self.seed,

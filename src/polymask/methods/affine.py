@@ -16,7 +16,7 @@ thresholds at 0.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
@@ -48,6 +48,9 @@ class Affine(Method):
 
     `k0="auto"` is 1 where a batch norm follows, which undoes any scale, and learned elsewhere.
     `scores` is the range that the scores are drawn from, `per` what shares one set of scalars.
+    A step of Adam moves a score by about its rate, so how far the scores start from the threshold
+    decides when bits can flip: `distance` counts it in steps of the recipe's rate, for the nearest
+    score, and `scores` are scaled to it. None takes `scores` as they are, whatever the rate.
     """
 
     k0: Coefficient | Literal["auto"] = "auto"
@@ -58,6 +61,7 @@ class Affine(Method):
     scores: tuple[float, float] = (1e-4, 2e-4)
     threshold: float = 0.0
     surrogate: Surrogate = "identity"
+    distance: float | None = None
 
     title: ClassVar[str] = "affine masks, and Piggyback"
     reference: ClassVar[str] = "arXiv 2103.13894, 1801.06519"
@@ -76,6 +80,13 @@ class Affine(Method):
         self.check_interval("scores")
         if not isinstance(self.threshold, int | float):
             raise MethodError(f"threshold={self.threshold!r} must be a number")
+        if self.distance is not None:
+            self.check_range("distance", 0.0, 1e6)
+            if not self.scores[0] > self.threshold:
+                raise MethodError(
+                    f"distance={self.distance:g} needs scores above the threshold "
+                    f"({self.threshold:g}); they are drawn from {self.scores}"
+                )
         for name in NAMES:
             words = ("learned", "auto") if name == "k0" else ("learned",)
             value = getattr(self, name)
@@ -85,6 +96,15 @@ class Affine(Method):
     def transform(self, site: Site) -> "AffineTransform":
         """Scores for every weight of the site, and the scalars that are learned."""
         return AffineTransform(self, site)
+
+    def at_rate(self, rate: float) -> "Affine":
+        """Scores at the distance from the threshold, in steps of this size."""
+        if self.distance is None:
+            return self
+        low, high = (end - self.threshold for end in self.scores)
+        factor = self.distance * rate / low
+        scaled = (self.threshold + factor * low, self.threshold + factor * high)
+        return replace(self, scores=scaled)
 
     def together(
         self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None
@@ -116,6 +136,7 @@ class AffineTransform(Transform):
     def __init__(self, method: Affine, site: Site) -> None:
         super().__init__()
         self.at, self.surrogate = method.threshold, method.surrogate
+        self.starts_on = method.scores[0] >= method.threshold
         self.shape, self.view_shape = site.shape, site.channel_view
         self.scalar_shape = (
             site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
@@ -166,6 +187,19 @@ class AffineTransform(Transform):
             return threshold(self.scores.detach(), self.at)
         assert self.words is not None
         return Bits(self.words, self.shape).unpack()
+
+    def flipped(self) -> int | None:
+        """The zeros, where all scores started at the threshold or above."""
+        mask = self.mask()
+        return int(mask.numel() - mask.sum()) if self.starts_on else None
+
+    def score_parameters(self) -> list[nn.Parameter]:
+        """R, while there is one."""
+        return [] if self.scores is None else [self.scores]
+
+    def scalar_parameters(self) -> list[nn.Parameter]:
+        """Those of k0…k3 that are learned."""
+        return [k for k in self.coefficients() if isinstance(k, nn.Parameter)]
 
     def scalars(self) -> dict[str, Tensor]:
         """k0…k3, fixed or learned, each of one number or one per output channel."""

@@ -125,6 +125,14 @@ class Switches(Transform):
         assert self.words is not None
         return Bits(self.words, (self.channels,)).unpack()
 
+    def flipped(self) -> int | None:
+        """The channels that are off: all started on."""
+        return self.channels - int(self.mask().sum())
+
+    def score_parameters(self) -> list[nn.Parameter]:
+        """The scores r, while there are some."""
+        return [] if self.scores is None else [self.scores]
+
     def stored(self) -> dict[str, Stored]:
         """The switches' bits."""
         shape = (self.channels,)

@@ -1,79 +1,137 @@
-"""BitDelta: the signs of a change of the weights, and one size for all of them.
+"""BitDelta: the signs of what fine-tuning changed, and one size for all of them.
 
     W~ = W + α (2M - 1),        b~ = b + d
 
 M is the mask, α one scalar of the site, d the change of its bias where the base has one. Of a
-network W' that somebody fine-tuned from W, with Δ = W' - W of n weights, the nearest such W~ has
+network W' that was fine-tuned from W, with Δ = W' - W of n weights, the nearest such W~ has
 
     M = 1[Δ > 0],        α = <Δ, 2M - 1> / n = mean |Δ|,
 
 since ‖Δ - α(2M - 1)‖² = ‖Δ‖² - 2α <Δ, 2M - 1> + α² n. This is the affine transform with k0 = 1,
-k1 = -α, k2 = 2α, k3 = 0. `polymask.conversion` reads it off a checkpoint. A fresh domain learns it
-instead: α starts at 0, so that W~ = W, and the mask learns by scores, as affine masks do.
+k1 = -α, k2 = 2α, k3 = 0, with a mask that is read off instead of learned.
+
+A domain learns in two stages, which share one budget of epochs. First all weights are fine-tuned.
+Then their change becomes signs and sizes, the signs are fixed, and α, biases, norms and head learn
+on. There α = α₀ e^(gθ) with θ from 0: sizes differ by orders of magnitude between sites, and a step
+of θ is a step of α in proportion. `polymask.conversion` starts from a checkpoint instead.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from polymask.binarize import binarize, threshold
 from polymask.bits import Bits
-from polymask.methods.method import Method, Stored, Transform
+from polymask.methods.baselines import FreeWeights
+from polymask.methods.method import Images, Method, Stage, Stored, Transform
 from polymask.survey import Site
+
+if TYPE_CHECKING:
+    from polymask.base import Base
+    from polymask.domain import Domain
+
+GAIN = 100.0  # g: at a rate of 3e-4 a step moves α by 3 percent, as converting does
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitDelta(Method):
-    """W~ = W + α (2M - 1), one α a site; `scores` is the range that the scores are drawn from."""
+    """Fine-tune, take signs and sizes, refine.
 
-    scores: tuple[float, float] = (1e-4, 2e-4)
+    `stage` is set on the way: a new domain begins with "weights", what is stored has "signs".
+    `tuning` is the share of the epochs that fine-tuning takes; the rest refines.
+    """
+
+    stage: Literal["weights", "signs"] = "signs"
+    tuning: float = 2 / 3
 
     title: ClassVar[str] = "BitDelta"
     reference: ClassVar[str] = "arXiv 2402.10193"
     differences: ClassVar[str] = (
-        "The original converts language models and does not learn the signs; a new domain here "
-        "does. "
-        "The change of a bias is kept whole. `polymask convert` also gathers the statistics of "
-        "batch norms again, which language models do not have."
+        "The original converts language models and refines the sizes alone, by distillation: "
+        "`polymask convert` does that with a checkpoint. A domain that is learned refines its "
+        "sizes, biases, norms and head by the labels, as every other method here learns. The "
+        "change of a bias is kept whole. `polymask convert` also gathers the statistics of batch "
+        "norms again, which language models do not have."
     )
+    retired: ClassVar[tuple[str, ...]] = ("scores",)  # of a variant that learned its signs
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_interval("scores")
+        self.check_choice("stage", ("weights", "signs"))
+        self.check_range("tuning", 0.0, 1.0)
 
-    def transform(self, site: Site) -> "BitDeltaTransform":
-        """Scores for every weight of the site, its α, and d where the base has a bias."""
-        return BitDeltaTransform(self, site)
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Fine-tuning, then refining, at the same rates."""
+        return (Stage(self.tuning), Stage(1 - self.tuning))
+
+    def first_stage(self) -> "BitDelta":
+        """Weights, which start at the base's."""
+        return replace(self, stage="weights")
+
+    def transform(self, site: Site) -> Transform:
+        """Whole weights to fine-tune, or their signs, a size and d where the base has a bias."""
+        return FreeWeights(site) if self.stage == "weights" else SignsTransform(site)
+
+    def next_stage(self, base: "Base", domain: "Domain", images: Images) -> "Domain | None":
+        """Signs and sizes in place of the weights that were fine-tuned."""
+        if self.stage == "signs":
+            return None
+        following = domain.rebuilt(base, replace(self, stage="signs"))
+        tuned = dict(domain.named_transforms())
+        for name, transform in following.named_transforms():
+            free = tuned[name]
+            assert isinstance(transform, SignsTransform)
+            assert isinstance(free, FreeWeights)
+            transform.take(free)
+        return following
 
 
-class BitDeltaTransform(Transform):
-    """One site's scores (or, stored, its packed mask), α (1,) and d (channels,)."""
+class SignsTransform(Transform):
+    """One site's packed signs, α (1,) and d (channels,); while refining, θ (1,) too."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask", "alpha": "scalars", "bias": "bias"}
 
-    alpha: nn.Parameter
-    scores: nn.Parameter | None
-    words: Tensor | None
+    alpha: Tensor
+    theta: nn.Parameter | None
+    words: Tensor
     delta_bias: nn.Parameter | None
 
-    def __init__(self, method: BitDelta, site: Site) -> None:
+    def __init__(self, site: Site) -> None:
         super().__init__()
         self.shape = site.shape
         # Half-precision weights are learned on in single precision.
         dtype = site.dtype if site.dtype == torch.float64 else torch.float32
-        self.alpha = nn.Parameter(torch.zeros(1, dtype=dtype))
-        self.scores = nn.Parameter(torch.empty(site.shape, dtype=dtype).uniform_(*method.scores))
-        self.register_buffer("words", None)
+        self.register_buffer("alpha", torch.zeros(1, dtype=dtype))
+        self.theta = nn.Parameter(torch.zeros(1, dtype=dtype))
+        self.register_buffer("words", Bits.of(torch.zeros(site.shape, dtype=torch.bool)).words)
         bias = nn.Parameter(torch.zeros(site.channels, dtype=dtype)) if site.has_bias else None
         self.register_parameter("delta_bias", bias)
 
+    @torch.no_grad()
+    def take(self, free: FreeWeights) -> None:
+        """The signs and the size of a change, and the change of the bias whole."""
+        mask, alpha = nearest(free.delta)
+        self.words = Bits.of(mask).words.to(self.words.device)
+        self.alpha.copy_(alpha)
+        if self.delta_bias is not None and free.delta_bias is not None:
+            self.delta_bias.copy_(free.delta_bias)
+
+    def size(self) -> Tensor:
+        """α as it is now."""
+        return self.alpha if self.theta is None else self.alpha * torch.exp(GAIN * self.theta)
+
+    def scalar_parameters(self) -> list[nn.Parameter]:
+        """θ, while it is learned."""
+        return [] if self.theta is None else [self.theta]
+
     def weight(self, base_weight: Tensor) -> Tensor:
         """W + α (2M - 1)."""
-        M = self.mask().to(self.alpha.dtype) if self.scores is None else binarize(self.scores)
-        return (base_weight + self.alpha * (2 * M - 1)).to(base_weight.dtype)
+        alpha = self.size()
+        M = self.mask().to(alpha.dtype)
+        return (base_weight + alpha * (2 * M - 1)).to(base_weight.dtype)
 
     def bias(self, base_bias: Tensor | None) -> Tensor | None:
         """B + d."""
@@ -83,28 +141,28 @@ class BitDeltaTransform(Transform):
 
     def mask(self) -> Tensor:
         """M as a boolean tensor."""
-        if self.scores is not None:
-            return threshold(self.scores.detach(), 0.0)
-        assert self.words is not None
         return Bits(self.words, self.shape).unpack()
 
     def stored(self) -> dict[str, Stored]:
-        """The mask's bits, α and d."""
-        bits = Bits.of(self.mask()) if self.words is None else Bits(self.words, self.shape)
-        stored: dict[str, Stored] = {"mask": bits, "alpha": self.alpha.detach()}
+        """The signs' bits, α and d."""
+        stored: dict[str, Stored] = {
+            "mask": Bits(self.words, self.shape),
+            "alpha": self.size().detach(),
+        }
         if self.delta_bias is not None:
             stored["bias"] = self.delta_bias.detach()
         return stored
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Drop the scores and keep the bits."""
-        for name, value in stored.items():
-            if isinstance(value, Bits):
-                self.words = value.words
-            else:
-                place = "delta_bias" if name == "bias" else name
-                self.register_parameter(place, nn.Parameter(value, requires_grad=False))
-        self.scores = None
+        """Keep the bits, the size and d; nothing is learned any more."""
+        mask, alpha = stored["mask"], stored["alpha"]
+        assert isinstance(mask, Bits)
+        assert isinstance(alpha, Tensor)
+        self.words, self.alpha, self.theta = mask.words, alpha, None
+        if "bias" in stored:
+            bias = stored["bias"]
+            assert isinstance(bias, Tensor)
+            self.delta_bias = nn.Parameter(bias, requires_grad=False)
 
 
 def nearest(delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,13 +17,13 @@ stored as part of its smaller neighbour: two factors of rank r = min(k_x, k_y), 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from polymask.errors import MethodError
-from polymask.methods.method import Images, Method, Stored, Transform
+from polymask.methods.method import Images, Method, Stage, Stored, Transform
 from polymask.methods.series_adapter import Adapter, SeriesAdapter, mixed, plus_mixed
 from polymask.survey import Site
 
@@ -41,23 +41,22 @@ class CovNorm(SeriesAdapter):
     `energy` is the share of the variance that the kept components must have. `ranks` holds
     [k_x, k_y] by site, found when the adapters have learned; a site without an entry has a full
     adapter. Grouped convolutions have components of their own in each group, the same number.
-    `start` is "zero", since the base is one from the shelf.
     """
 
-    start: Literal["he", "zero"] = "zero"
-    energy: float = 0.9
+    energy: float = 0.995
     ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
 
     title: ClassVar[str] = "CovNorm"
     reference: ClassVar[str] = "arXiv 1906.10267"
     differences: ClassVar[str] = (
         "As in the authors' released code for VGG-16, the adapters are residual, behind a batch "
-        "norm of their own. That code keeps 0.995 of the variance (the project page speaks of "
-        "0.9), takes E_x' and E_y without scaling, draws M from N(0, 0.01²) where here it starts "
-        "at least squares, lets the norm before the adapter follow the batch, and after five "
-        "epochs lets all of the adapter learn; it also adapts the fully connected layers "
-        "(`sites='all'`), and starts the adapters from ones that were pretrained on ImageNet. The "
-        "joint variant, which shares C and W over domains, is not here."
+        "norm of their own, keep 0.995 of the variance (the project page speaks of 0.9), and "
+        "learn in a second stage of the same length and rate as the first. That code takes E_x' "
+        "and E_y without scaling, draws M from N(0, 0.01²) where here it starts at least "
+        "squares, lets the norm before the adapter follow the batch, and after five epochs lets "
+        "all of the adapter learn; it also adapts the fully connected layers (`sites='all'`), "
+        "and starts the adapters from ones that were pretrained on ImageNet. The joint variant, "
+        "which shares C and W over domains, is not here."
     )
 
     def __post_init__(self) -> None:
@@ -66,6 +65,11 @@ class CovNorm(SeriesAdapter):
         if not isinstance(self.ranks, Mapping):
             raise MethodError(f"ranks={self.ranks!r} must be [k_x, k_y] by site")
         object.__setattr__(self, "ranks", {n: _checked(n, pair) for n, pair in self.ranks.items()})
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The adapters, then the mini-adapters at the full rate, as in the authors' code."""
+        return (Stage(1 / 2), Stage(1 / 2))
 
     def transform(self, site: Site) -> Transform | None:
         """A full adapter, or a mini-adapter where the ranks are known."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,13 @@ NormPolicy = Literal["own", "shared", "affine", "stats"]
 NORM_POLICIES: tuple[str, ...] = get_args(NormPolicy)
 
 
+class Stage(NamedTuple):
+    """A stage of a method's training: its share of the epochs, and a factor of all rates."""
+
+    share: float
+    rate: float = 1.0
+
+
 class Part(nn.Module):
     """Something that a domain owns: learned tensors, and the form in which they are stored.
 
@@ -41,6 +48,14 @@ class Part(nn.Module):
     def weight_parameters(self) -> list[nn.Parameter]:
         """Those of the parameters that are whole weights."""
         return list(self.parameters()) if self.learns_weights else []
+
+    def score_parameters(self) -> list[nn.Parameter]:
+        """Those of the parameters that are scores: a decay would pull them to no purpose."""
+        return []
+
+    def scalar_parameters(self) -> list[nn.Parameter]:
+        """Those of the parameters that are scalars of a site; they may have their own rate."""
+        return []
 
     def stored(self) -> dict[str, Stored]:
         """All that must be kept: `Bits` at one bit an element, tensors as they are."""
@@ -90,6 +105,10 @@ class Transform(Part, ABC):
 
     def mask(self) -> Tensor | None:
         """The mask as a boolean tensor, where there is one."""
+        return None
+
+    def flipped(self) -> int | None:
+        """How many bits of a learned mask are not as they started; None where that is not known."""
         return None
 
 
@@ -144,8 +163,10 @@ class Method(ABC):
     ordered: ClassVar[bool] = False  # a domain depends on those learned before it
     base_stage: ClassVar[bool] = False  # learns on the base's own images first, if there are any
     cumulative: ClassVar[bool] = False  # a domain keeps all that the earlier ones have
+    refines: ClassVar[Stage | None] = None  # the stage of what `settle` leaves to learn on, if any
     joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
     head_share: ClassVar[float] = 0.0  # of the epochs, at first, in which only the head learns
+    retired: ClassVar[tuple[str, ...]] = ()  # options of earlier versions, which packs may have
 
     def __post_init__(self) -> None:
         self.check_choice("norms", NORM_POLICIES)
@@ -181,6 +202,11 @@ class Method(ABC):
             raise MethodError(f"{option}={value!r} must be a range (low, high)")
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """How training is shared out: the shares are of one budget of epochs, and add up to 1."""
+        return (Stage(1.0),)
+
+    @property
     def alone(self) -> bool:
         """Whether a domain depends on no other, so that each can be learned apart."""
         return not (self.ordered or self.joint or type(self).settle is not Method.settle)
@@ -209,10 +235,17 @@ class Method(ABC):
     def next_stage(self, base: "Base", domain: "Domain", images: Images) -> "Domain | None":
         """What learns next, made of a domain that has learned and is in its stored form.
 
-        None, the default, ends training. What comes later is trained for half the epochs, at a
-        tenth of the rates.
+        None, the default, ends training. `stages` says how the epochs are shared out.
         """
         return None
+
+    def first_stage(self) -> "Method":
+        """The method as a new domain begins with it."""
+        return self
+
+    def at_rate(self, rate: float) -> "Method":
+        """The method for a training whose steps are of the size `rate`."""
+        return self
 
     def for_domains(self, domains: int) -> "Method":
         """The method for the last of so many domains, the base's own counted."""

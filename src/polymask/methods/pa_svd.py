@@ -10,12 +10,12 @@ learn on. So it takes all domains (`fit_all`); a domain that is made alone has a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from polymask.methods.method import Method, Transform
+from polymask.methods.method import Method, Stage, Transform
 from polymask.methods.parallel_adapter import CentreTap, ParallelAdapter, add_at_centre
 from polymask.survey import Site
 
@@ -33,7 +33,6 @@ class PaSvd(ParallelAdapter):
     the rank would cut it off.
     """
 
-    start: Literal["he", "zero"] = "zero"
     keep: float = 0.5
     factored: bool = True
 
@@ -44,6 +43,8 @@ class PaSvd(ParallelAdapter):
         "our choice, and so is the recipe of the last stage. U is found by one SVD a layer over "
         "all domains, as the paper describes it."
     )
+
+    refines: ClassVar[Stage | None] = Stage(1 / 3, 0.1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

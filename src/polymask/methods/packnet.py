@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from polymask.bits import Bits
 from polymask.errors import MethodError
-from polymask.methods.method import Images, Method, NormPolicy, Stored, Transform
+from polymask.methods.method import Images, Method, NormPolicy, Stage, Stored, Transform
 from polymask.surgery import structural_copy
 from polymask.survey import Site
 
@@ -74,6 +74,12 @@ class PackNet(Method):
         self.check_range("prune", 0, 1)
         if not isinstance(self.pruned, bool):
             raise MethodError(f"pruned={self.pruned!r} must be true or false")
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Learning, then what is left after pruning, as in the original: 20 and 10 epochs."""
+        pruned = 0 < self.place < self.capacity - 1
+        return (Stage(2 / 3), Stage(1 / 3, 0.1)) if pruned else (Stage(1.0),)
 
     def transform(self, site: Site) -> "PackedWeight":
         """The shared weight, its owners, and what this domain learns of it."""

@@ -29,20 +29,21 @@ class ParallelAdapter(Method):
     the original does, whose network has 3x3 convolutions only. "all" also adapts 1x1 convolutions
     and linear layers, where A is as large as W. A kernel with an even side has no centre tap and
     is left alone by both.
-    `start`: "he" draws A from N(0, 2 / C_out), as the original does. "zero" starts at the base;
-    for short runs, since a random A perturbs every layer and takes many steps to make up for.
+    `start`: "zero" starts at the base. "he" draws A from N(0, 2 / C_out), as the original does: a
+    random A perturbs every layer, which takes its 120 epochs (`residual-adapters`) to make up for.
     """
 
     sites: Literal["spatial", "all"] = "spatial"
-    start: Literal["he", "zero"] = "he"
+    start: Literal["he", "zero"] = "zero"
 
     title: ClassVar[str] = "parallel adapters"
     reference: ClassVar[str] = "arXiv 1803.10082"
     differences: ClassVar[str] = (
-        "The released code also has dropout on what an adapter reads, which no change of the "
-        "weights can express, and a flag that adapts only the first or second convolution of a "
-        "block; patterns over sites (`include`, `exclude`) do that here. The two forms agree "
-        "where the padding is half the kernel."
+        "The original starts by He's rule (`start='he'`), here A starts at zero: short runs on a "
+        "base from the shelf need it. The released code also has dropout on what an adapter "
+        "reads, which no change of the weights can express, and a flag that adapts only the "
+        "first or second convolution of a block; patterns over sites (`include`, `exclude`) do "
+        "that here. The two forms agree where the padding is half the kernel."
     )
 
     def __post_init__(self) -> None:

@@ -41,24 +41,26 @@ class SeriesAdapter(Method):
     `sites`: "spatial" adapts the convolutions that are larger than 1x1, as the original does,
     whose network has 3x3 ones only; "conv" also adapts 1x1 ones, where A may be larger than W;
     "all" linear layers too, with BN over their features.
-    `start`: "he" draws A from N(0, 2 / C_out), as the original does, on a network that was
-    pretrained with adapters in it. "zero" starts at the base, which is what a network from the
-    shelf needs.
+    `start`: "zero" starts at the base, which is what a network from the shelf needs. "he" draws A
+    from N(0, 2 / C_out), as the original does, on a network that was pretrained with adapters in
+    it and with the recipe `residual-adapters`: elsewhere A BN(y) drowns y in the deep layers, with
+    tens to hundreds of times its variance, and short runs do not recover.
     `decay` is the factor of an L2 penalty on A: it adds decay ‖A‖² / 2 to the loss.
     """
 
     sites: Literal["spatial", "conv", "all"] = "spatial"
-    start: Literal["he", "zero"] = "he"
+    start: Literal["he", "zero"] = "zero"
     decay: float = 0.0
 
     title: ClassVar[str] = "series adapters"
     reference: ClassVar[str] = "arXiv 1705.08045"
     differences: ClassVar[str] = (
         "The original adapts a network that was pretrained with adapters in it "
-        "(`series-adapter-n`); on a network from the shelf it reports a collapse, where "
-        "`start='zero'` helps. Its weight decay is 0.0005, and for `decay` rows 0.002 or 0.005 for "
-        "domains with few images, by the account of a public reimplementation; its released code "
-        "lets that of A reach norms and head too. Here the penalty is on A alone, 0 and 0.002."
+        "(`series-adapter-n`) and starts by He's rule; on a network from the shelf it reports a "
+        "collapse, so here A starts at zero unless `start='he'`. Its weight decay is 0.0005, and "
+        "for `decay` rows 0.002 or 0.005 for domains with few images, by the account of a public "
+        "reimplementation; its released code lets that of A reach norms and head too. Here the "
+        "penalty is on A alone, 0 and 0.002."
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,128 @@
+"""The search for what suits each method, on validation and by one rule.
+
+For every value of a ladder (`rate=1e-4,3e-4,1e-3`), and every combination where there are several
+ladders, a method learns the named domains with the first seed, for as many epochs as in the runs,
+from their training images without val; what it reaches on val after the last epoch counts. The
+value with the best mean over the domains is chosen, of equals the one that comes first. Test
+images have no part in it. A value at which the loss is not finite is never chosen.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from polymask.base import Base
+from polymask.benchmarks.records import Outcome, Trial, Tuned
+from polymask.domain import skeleton
+from polymask.errors import BenchmarkError
+from polymask.method_text import MethodText, read_method, read_value, write_value
+from polymask.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A field or an option, and the values to try; for one method, or ("") for all."""
+
+    method: str
+    field: str
+    values: tuple[Any, ...]
+
+
+def read_ladder(text: str) -> Ladder:
+    """The ladder of "rate=1e-4,3e-4", or of "lora-conv:rate=1e-3,3e-3"."""
+    where, equals, values = text.partition("=")
+    method, _, field = where.rpartition(":")
+    found = tuple(read_value(value) for value in values.split(",") if value)
+    if not equals or not field or not found:
+        raise BenchmarkError(f"{text!r} is not FIELD=VALUE,VALUE,… or METHOD:FIELD=VALUE,…")
+    if len(set(found)) < len(found):
+        raise BenchmarkError(f"{text!r} has a value twice")
+    return Ladder(method, field, found)
+
+
+def ladders_of(text: str, ladders: Sequence[Ladder]) -> tuple[Ladder, ...]:
+    """Those for a method: its own, or else those for all; not of what its text has by hand."""
+    row = read_method(text)
+    own = [ladder for ladder in ladders if ladder.method in (text, row.name)]
+    chosen = own or [ladder for ladder in ladders if not ladder.method]
+    by_hand = {*row.options, *row.recipe_fields}
+    return tuple(ladder for ladder in chosen if ladder.field not in by_hand)
+
+
+def with_values(text: str, values: Mapping[str, Any]) -> str:
+    """A method's text with some more options or fields."""
+    return text + "".join(f":{name}={write_value(value)}" for name, value in values.items())
+
+
+def learns_but_the_head(base: Base, row: MethodText, recipe: Recipe) -> bool:
+    """Whether a method learns anything at the rates that are not the head's."""
+    groups = skeleton(base, row.method(recipe).first_stage(), ["a", "b"]).param_groups()
+    return any(parameters for name, parameters in groups.items() if name != "head")
+
+
+def choose(
+    ladders: Sequence[Ladder],
+    domains: Sequence[str],
+    seed: int,
+    trials: Iterable[tuple[Mapping[str, Any], Sequence[Outcome]]],
+) -> Tuned:
+    """The search of one method: what each trial reached, and which is chosen."""
+    found = tuple(_trial(values, outcomes, domains) for values, outcomes in trials)
+    best = max(found, key=lambda trial: -1.0 if trial.mean is None else trial.mean)
+    if best.mean is None:
+        raise BenchmarkError(
+            f"none of the values {[dict(t.values) for t in found]} gave a finite loss; give others"
+        )
+    return Tuned(
+        fields=tuple(ladder.field for ladder in ladders),
+        domains=tuple(domains),
+        seed=seed,
+        trials=found,
+        chosen=dict(best.values),
+        remark=_remark(ladders, best.values),
+    )
+
+
+def nothing_searched(seed: int, remark: str) -> Tuned:
+    """A method for which there is nothing to search."""
+    return Tuned(fields=(), domains=(), seed=seed, trials=(), chosen={}, remark=remark)
+
+
+def same_search(
+    tuned: Tuned, trials: Sequence[Mapping[str, Any]], domains: Sequence[str], seed: int
+) -> bool:
+    """Whether a search that was made is the one that is asked for."""
+    made = [dict(trial.values) for trial in tuned.trials]
+    return (tuned.domains, tuned.seed, made) == (tuple(domains), seed, list(trials))
+
+
+def trials_of(text: str, ladders: Sequence[Ladder]) -> list[dict[str, Any]]:
+    """The combinations of values to try, each known to make sense for the method."""
+    names = [ladder.field for ladder in ladders]
+    columns = [ladder.values for ladder in ladders]
+    trials = [dict(zip(names, values, strict=True)) for values in product(*columns)]
+    for trial in trials:
+        read_method(with_values(text, trial))
+    return trials if ladders else []
+
+
+def _trial(values: Mapping[str, Any], outcomes: Sequence[Outcome], domains: Sequence[str]) -> Trial:
+    reached: dict[str, float | None] = dict.fromkeys(domains)
+    for outcome in outcomes:
+        for name, domain in outcome.domains.items():
+            reached[name] = domain.test_accuracy
+    known = [accuracy for accuracy in reached.values() if accuracy is not None]
+    mean = fmean(known) if known and len(known) == len(domains) else None
+    return Trial(values=dict(values), accuracy=reached, mean=mean)
+
+
+def _remark(ladders: Sequence[Ladder], chosen: Mapping[str, Any]) -> str:
+    ends = [
+        f"{ladder.field}={write_value(chosen[ladder.field])}"
+        for ladder in ladders
+        if len(ladder.values) > 1
+        and chosen[ladder.field] in (min(ladder.values), max(ladder.values))
+    ]
+    return f"{', '.join(ends)} is at the end of its ladder" if ends else ""
