@@ -79,3 +79,30 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path):
     (tmp_path / "x.toml").write_text("epochs 3")
     with pytest.raises(RecipeError, match="is not TOML"):
         get_recipe(tmp_path / "x.toml")
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 5, 6, 30])
+@pytest.mark.parametrize("shares", [(2 / 3, 1 / 3), (0.5, 0.5), (0.25, 0.25, 0.5)])
+def test_stages_share_out_one_budget_of_epochs(epochs, shares):
+    recipe = get_recipe("quick", epochs=max(epochs, len(shares) + 1))
+    before, total = 0.0, 0
+    for share in shares:
+        total += recipe.stage(before, share).epochs
+        before += share
+    assert total == recipe.epochs
+
+
+def test_a_later_stage_has_its_factor_of_all_rates_its_drops_and_no_warm_up():
+    recipe = get_recipe("quick", epochs=30, drops=(15,), warmup=3.0, scalar_rate=1e-2)
+    later = recipe.stage(2 / 3, 1 / 3, 0.1)
+    assert (later.epochs, later.drops, later.warmup) == (10, (5,), 0.0)
+    for name in ("rate", "weight_rate", "scalar_rate", "head_rate"):
+        assert getattr(later, name) == pytest.approx(0.1 * getattr(recipe, name))
+    assert recipe.stage(0.0, 1.0) is recipe
+
+
+def test_residual_adapters_decay_as_their_paper_has_it():
+    recipe = get_recipe("residual-adapters")
+    decays = (recipe.transform_decay, recipe.weight_decay, recipe.head_decay)
+    assert decays == (5e-4, 1e-4, 1e-4)
+    assert get_recipe("imagenet-to-sketch").transform_decay == 0

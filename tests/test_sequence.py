@@ -97,7 +97,7 @@ def test_what_was_learned_otherwise_is_not_taken_for_done(tmp_path):
     [
         ("affine-full", 3),
         ("affine-full", 14),  # the second domain
-        ("pa-svd", 17),  # the factors of the first
+        ("pa-svd", 13),  # the factors of the first
         ("packnet", 10),  # the first, pruned
         ("packnet", 15),
         ("series-adapter-joint", 9),

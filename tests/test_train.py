@@ -12,7 +12,15 @@ import polymask as pm
 from nets import SPEC, batch, block_base, logits, tiny_base, tiny_net
 from polymask.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.errors import InterruptedTraining, TrainingError
-from polymask.learner import make_optimisers, mask_density, placed
+from polymask.learner import (
+    DomainLearner,
+    descend,
+    learned_by,
+    make_optimisers,
+    mask_density,
+    placed,
+    set_rates,
+)
 from polymask.learning import Learned
 from polymask.predict import evaluate
 from polymask.recipes import Recipe
@@ -292,3 +300,65 @@ def test_a_training_that_only_guesses_says_so(loss, accuracy, expected):
     domain = pm.new_domain(tiny_base(), "affine-full", ["a", "b", "c", "d"])
     learned = Learned(domain, [EpochRecord(0, loss, accuracy, None)], None)
     assert learned.at_chance is expected
+
+
+DECAYS = {"transform_decay": 0.1, "weight_decay": 0.2, "head_decay": 0.3}
+
+
+def decay_of(domain, recipe):
+    """The decay of every parameter that a domain learns, by its name."""
+    made = make_optimisers(learned_by([domain], [None]), recipe)
+    groups = [group for optimiser in made.values() for group in optimiser.param_groups]
+    found = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    return {name: found[id(p)] for name, p in domain.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "decay"),
+    [
+        ("affine-full", "scores", 0.0),
+        ("affine-full", "k2", 0.1),
+        ("ba2", "scores", 0.0),
+        ("parallel-adapter", "adapter", 0.1),
+        ("lora-conv", "A", 0.1),
+        ("finetune", "delta", 0.2),
+        ("bitdelta", "delta", 0.2),
+        ("finetune", "norms", 0.0),
+        ("finetune", "head", 0.3),
+    ],
+)
+def test_decay_has_a_number_for_each_group_and_reaches_neither_scores_nor_norms(
+    method, part, decay
+):
+    recipe = dataclasses.replace(RECIPE, **DECAYS)
+    named = decay_of(fresh(tiny_base(), method), recipe).items()
+    found = {value for name, value in named if name.startswith(part) or name.endswith(f".{part}")}
+    assert found == {decay}
+
+
+def test_decay_of_whole_weights_is_of_the_weights_and_not_of_their_change():
+    base = tiny_base()
+    domain = fresh(base, "finetune")
+    recipe = dataclasses.replace(
+        RECIPE, optimiser="sgd", weight_rate=0.1, momentum=0.0, weight_decay=0.5
+    )
+    learner = DomainLearner(base, domain, recipe)
+    for _ in range(3):
+        nothing = 0 * sum(p.sum() for p in domain.parameters())
+        descend(nothing, learner.optimisers.values(), learner.pulls)
+    for name, tensor in domain.weights(base).items():
+        if name in base.sites:
+            torch.testing.assert_close(tensor, 0.95**3 * base.tensor(name))
+    base.verify()
+
+
+def test_scalars_may_have_a_rate_of_their_own():
+    domain = fresh(tiny_base())
+    recipe = dataclasses.replace(RECIPE, scalar_rate=0.5)
+    optimisers = make_optimisers(learned_by([domain], [None]), recipe)
+    (scalars,) = optimisers["scalars"].param_groups
+    ks = {id(p) for name, p in domain.named_parameters() if name.rpartition(".")[2][0] == "k"}
+    assert {id(p) for p in scalars["params"]} == ks
+    set_rates(optimisers, recipe, 0.0)
+    assert (scalars["lr"], optimisers["body"].param_groups[0]["lr"]) == (0.5, RECIPE.rate)
+    assert "scalars" not in make_optimisers(learned_by([domain], [None]), RECIPE)

@@ -100,6 +100,7 @@ class DomainLearner(Learner):
         if optimisers is None:
             optimisers = make_optimisers(learned_by([domain], [objective]), recipe)
         self.optimisers = optimisers
+        self.pulls = decay_pulls(base, domain, recipe)
         self.depthwise = has_depthwise(base.net)
 
     def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,7 +113,7 @@ class DomainLearner(Learner):
         head_only = epoch < self.domain.method.head_share * self.recipe.epochs
         set_rates(self.optimisers, self.recipe, epoch, head_only=head_only)
         loss, logits = self.loss(images, labels)
-        value = descend(loss, self.optimisers.values())
+        value = descend(loss, self.optimisers.values(), self.pulls)
         return Step(value, count_hits(logits, labels), len(labels))
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +163,27 @@ def count_hits(logits: Tensor, labels: Tensor) -> int:
     return int((logits.argmax(1) == labels).sum())
 
 
-def descend(loss: Tensor, optimisers: Iterable[Optimizer]) -> float:
+Pull = tuple[nn.Parameter, Tensor, float]
+
+
+def decay_pulls(base: Base, domain: Domain, recipe: Recipe) -> list[Pull]:
+    """What decay adds to the gradients of changes of whole weights.
+
+    Optimisers add decay times the change D; for W~ = W + D to decay, decay times W is missing.
+    """
+    if not recipe.weight_decay:
+        return []
+    found: list[Pull] = []
+    for name, transform in domain.named_transforms():
+        site = domain.sites[name]
+        bias = base.tensor(site.bias) if site.has_bias else None
+        for parameter, origin in transform.origins(base.tensor(name), bias):
+            if parameter.requires_grad:
+                found.append((parameter, origin, recipe.weight_decay))
+    return found
+
+
+def descend(loss: Tensor, optimisers: Iterable[Optimizer], pulls: Iterable[Pull] = ()) -> float:
     """One step down the gradient of `loss`, unless it is not finite; the loss as a number."""
     value = loss.item()
     if not math.isfinite(value):
@@ -171,6 +192,9 @@ def descend(loss: Tensor, optimisers: Iterable[Optimizer]) -> float:
     for optimiser in chosen:
         optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
+    for parameter, origin, decay in pulls:
+        if parameter.grad is not None:
+            parameter.grad.add_(origin, alpha=decay)
     for optimiser in chosen:
         optimiser.step()
         optimiser.zero_grad()  # the next step's weights can use their memory

@@ -122,9 +122,9 @@ def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]
 
 
 def pack_stored(stored: dict[str, Stored]) -> dict[str, Any]:
-    """Stored tensors as a checkpoint has them."""
+    """Stored tensors as a checkpoint has them, with copies of bits, which a domain may hold too."""
     return {
-        name: {"words": t.words, "shape": list(t.shape)} if isinstance(t, Bits) else t
+        name: {"words": t.words.clone(), "shape": list(t.shape)} if isinstance(t, Bits) else t
         for name, t in stored.items()
     }
 

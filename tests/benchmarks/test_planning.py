@@ -128,14 +128,6 @@ def test_classes_can_be_cut_for_all_domains_or_for_some(tmp_path):
     assert any("first 3 of 4 classes" in note for note in data.notes)
 
 
-def test_a_method_may_be_written_with_options():
-    method = parse_method("ba2:norms=affine:norm_reestimate=true:norm_momentum=0.5")
-    assert (method.name, method.norms) == ("ba2", "affine")
-    assert (method.norm_reestimate, method.norm_momentum) == (True, 0.5)
-    with pytest.raises(pm.MethodError):
-        parse_method("ba2:colour=red")
-
-
 def test_ordered_methods_get_one_job_for_each_direction_and_others_one_for_each_domain(
     domains, tmp_path
 ):

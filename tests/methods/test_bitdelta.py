@@ -1,4 +1,7 @@
-"""BitDelta: the nearest signs and scale, and the affine form of it."""
+"""BitDelta: fine-tune, take the nearest signs and sizes, refine."""
+
+import dataclasses
+import signal
 
 import numpy as np
 import pytest
@@ -11,20 +14,39 @@ import polymask as pm
 from nets import SPEC, logits, tiny_base, trained
 from polymask.accounting import component_bits
 from polymask.bits import Bits
+from polymask.errors import InterruptedTraining
 from polymask.methods.affine_map import affine
-from polymask.methods.bitdelta import BitDelta, BitDeltaTransform, nearest
+from polymask.methods.baselines import FreeWeights
+from polymask.methods.bitdelta import GAIN, BitDelta, SignsTransform, nearest
+from polymask.pack import read_pack, write_pack
+from polymask.recipes import Recipe
+from polymask.train import Listener, fit
+from test_train import TRAIN, VAL, StopAt, same
 
+CLASSES = ["a", "b", "c"]
+RECIPE = Recipe(epochs=3, rate=3e-3, weight_rate=3e-3, head_rate=1e-2, drops=(), batch_size=8)
 changes = st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=40)
 
 
-def transform_of(shape=(4, 3, 3, 3), dtype=torch.float32, seed=0):
-    """A transform of one site with an α that is not zero and a mask of both kinds, and its W."""
+def signs_of(shape=(4, 3, 3, 3), dtype=torch.float32, seed=0):
+    """The signs of a random change of one site, and its W."""
     torch.manual_seed(seed)
     conv = nn.Conv2d(shape[1], shape[0], shape[2], padding=1, bias=False).to(dtype)
     base = pm.load_base(conv, input=pm.InputSpec((shape[1], 6, 6), (0.5,) * 3, (0.5,) * 3))
-    transform = BitDelta(scores=(-1.0, 1.0)).transform(base.sites["weight"])
-    nn.init.normal_(transform.alpha)
-    return transform, base.tensor("weight")
+    free = FreeWeights(base.sites["weight"])
+    nn.init.normal_(free.delta, std=0.1)
+    transform = BitDelta().transform(base.sites["weight"])
+    transform.take(free)
+    return transform, base.tensor("weight"), free.delta.detach()
+
+
+def refined(base, **changes):
+    """A domain that is about to refine, after a little fine-tuning."""
+    torch.manual_seed(0)
+    domain = pm.new_domain(base, "bitdelta", CLASSES)
+    for parameter in domain.transforms.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    return domain.method.next_stage(base, domain, lambda: iter(())), domain
 
 
 @given(changes)
@@ -53,39 +75,102 @@ def test_no_other_signs_and_scale_are_nearer(values, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_is_the_affine_form_to_the_bit(dtype):
-    transform, W = transform_of(dtype=dtype)
-    alpha, M = transform.alpha.detach(), transform.mask()
+    transform, W, _ = signs_of(dtype=dtype)
+    alpha, M = transform.size().detach(), transform.mask()
     assert 0 < M.double().mean() < 1
     assert torch.equal(transform.weight(W), affine(W, M, 1.0, -alpha, 2 * alpha, 0.0))
 
 
-def test_gradients_are_those_of_the_formula():
-    transform, W = transform_of(dtype=torch.float64)
+def test_the_gradient_of_theta_is_that_of_the_formula():
+    transform, W, _ = signs_of(dtype=torch.float64)
     G = torch.randn(W.shape, dtype=torch.float64)
     (transform.weight(W) * G).sum().backward()
     signs = 2 * transform.mask().double() - 1
-    torch.testing.assert_close(transform.alpha.grad, (G * signs).sum().reshape(1))
-    torch.testing.assert_close(transform.scores.grad, 2 * transform.alpha.detach() * G)
+    expected = GAIN * transform.alpha * (G * signs).sum()
+    torch.testing.assert_close(transform.theta.grad, expected.reshape(1))
 
 
-def test_a_fresh_domain_is_the_base_and_learns_masks_and_scales():
+def test_a_fresh_domain_is_the_base_and_learns_whole_weights_first():
     base = tiny_base()
-    fresh = pm.new_domain(base, "bitdelta", ["a", "b", "c"])
+    fresh = pm.new_domain(base, "bitdelta", CLASSES)
     assert all(torch.equal(t, base.tensor(n)) for n, t in fresh.weights(base).items())
-    learned = trained(base, "bitdelta")
-    densities = []
-    for _, transform in learned.named_transforms():
-        assert transform.alpha.item() != 0
-        densities.append(transform.mask().double().mean().item())
-    assert min(densities) < 1  # all scores start above the threshold
+    assert all(isinstance(t, FreeWeights) for _, t in fresh.named_transforms())
+    assert fresh.param_groups()["weights"]
+    assert not fresh.param_groups()["transforms"]
+
+
+def test_the_second_stage_has_the_signs_and_mean_sizes_of_what_was_fine_tuned():
+    base = tiny_base()
+    following, tuned = refined(base)
+    before = dict(tuned.named_transforms())
+    for name, transform in following.named_transforms():
+        delta = before[name].delta.detach()
+        assert isinstance(transform, SignsTransform)
+        assert torch.equal(transform.mask(), delta > 0)
+        torch.testing.assert_close(transform.size().detach()[0], delta.abs().mean())
+        if base.sites[name].has_bias:
+            assert torch.equal(transform.delta_bias.detach(), before[name].delta_bias.detach())
+    assert torch.equal(following.head.weight, tuned.head.weight)
+
+
+def test_both_stages_share_one_budget_and_only_the_first_moves_signs():
+    base = tiny_base()
+    torch.manual_seed(0)
+    domain = pm.new_domain(base, "bitdelta", CLASSES)
+    seen = []
+
+    class Watching(Listener):
+        def epoch(self, record, seconds):
+            seen.append(domain.method.stage)
+
+    history = fit(base, domain, TRAIN, VAL, RECIPE, listener=Watching())
+    assert len(history) == RECIPE.epochs
+    assert seen == ["weights", "weights", "signs"]
+    assert domain.method.stage == "signs"
+    assert not any(p.requires_grad for p in domain.parameters())
+    base.verify()
+
+
+def test_refining_moves_sizes_biases_norms_and_head_but_no_sign():
+    base = tiny_base()
+    domain, _ = refined(base)
+    before = {name: t.clone() for name, t in domain.state_dict().items()}
+    recipe = Recipe(epochs=1, rate=1e-3, head_rate=1e-2, drops=(), batch_size=8, selection="last")
+    fit(base, domain, TRAIN, None, recipe)
+    transforms = dict(domain.named_transforms())
+    for name, transform in transforms.items():
+        key = f"transforms.:{name.replace('.', '/')}"
+        assert torch.equal(transform.words, before[f"{key}.words"])
+        assert not torch.equal(transform.alpha, before[f"{key}.alpha"])
+    assert not torch.equal(domain.head.weight, before["head.weight"])
+
+
+@pytest.mark.parametrize("place", [(0, 2), (1, 3), (2, 2)])
+def test_a_run_that_is_stopped_in_either_stage_resumes_to_the_bit(tmp_path, place):
+    base = tiny_base()
+
+    def fresh():
+        torch.manual_seed(0)
+        return pm.new_domain(base, "bitdelta", CLASSES)
+
+    whole = fresh()
+    expected = fit(base, whole, TRAIN, VAL, RECIPE)
+    checkpoint = tmp_path / "c.safetensors"
+    with pytest.raises(InterruptedTraining):
+        fit(base, fresh(), TRAIN, VAL, RECIPE, checkpoint=checkpoint,
+            listener=StopAt(*place, signal.SIGTERM))  # fmt: skip
+    resumed = fresh()
+    assert fit(base, resumed, TRAIN, VAL, RECIPE, checkpoint=checkpoint, resume=True) == expected
+    assert same(whole, resumed)
 
 
 def test_the_stored_form_holds_one_bit_per_weight_one_scale_and_the_change_of_the_bias():
     base = tiny_base()
-    frozen = trained(base, "bitdelta").frozen()
+    domain, _ = refined(base)
+    frozen = domain.eval().frozen()
     for name, transform in frozen.named_transforms():
         stored = transform.stored()
-        assert transform.scores is None
+        assert transform.theta is None
         assert isinstance(stored["mask"], Bits)
         assert stored["mask"].numel == base.tensor(name).numel()
         assert stored["alpha"].shape == (1,)
@@ -94,6 +179,7 @@ def test_the_stored_form_holds_one_bit_per_weight_one_scale_and_the_change_of_th
     assert bits["mask"] == sum(site.numel for site in base.sites.values())
     assert bits["scalars"] == 32 * len(base.sites)
     assert bits["bias"] == 32 * sum(s.channels for s in base.sites.values() if s.has_bias)
+    assert torch.equal(logits(base, frozen), logits(base, domain))
 
 
 def test_a_domain_takes_about_one_bit_per_weight_of_a_real_network():
@@ -109,20 +195,32 @@ def test_half_precision_weights_stay_half_precision():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).bfloat16()
     base = pm.load_base(net, input=SPEC)
     domain = pm.new_domain(base, "bitdelta", None)
-    weights = domain.weights(base)
-    assert {t.dtype for t in weights.values()} == {torch.bfloat16}
-    sum(t.float().sum() for t in weights.values()).backward()
-    assert all(p.grad.dtype == torch.float32 for p in domain.transforms.parameters())
+    for stage in (domain, domain.method.next_stage(base, domain, lambda: iter(()))):
+        weights = stage.weights(base)
+        assert {t.dtype for t in weights.values()} == {torch.bfloat16}
+
+
+def test_a_pack_of_the_version_that_learned_signs_still_loads(tmp_path):
+    base = tiny_base()
+    domain, _ = refined(base)
+    frozen = domain.frozen()
+    frozen.save(tmp_path / "d.safetensors")
+
+    manifest, tensors = read_pack(tmp_path / "d.safetensors")
+    options = {n: v for n, v in manifest.options.items() if n not in ("stage", "tuning")}
+    old = dataclasses.replace(manifest, options=options | {"scores": [1e-4, 2e-4]})
+    write_pack(tmp_path / "old.safetensors", old, tensors)
+    loaded = pm.load_domain(tmp_path / "old.safetensors", base)
+    assert torch.equal(logits(base, loaded), logits(base, frozen))
 
 
 def test_both_forms_give_the_same_outputs():
     base = tiny_base()
     domain = trained(base, "bitdelta")
-    assert all(isinstance(t, BitDeltaTransform) for _, t in domain.named_transforms())
     assert torch.equal(logits(base, domain.frozen()), logits(base, domain))
 
 
-@pytest.mark.parametrize("scores", [(2.0, 1.0), (1.0,), "ab", 3])
-def test_senseless_scores_are_refused_by_name(scores):
-    with pytest.raises(pm.MethodError, match="must be a range"):
-        pm.create_method("bitdelta", scores=scores)
+@pytest.mark.parametrize(("option", "value"), [("tuning", 1.5), ("stage", "sizes")])
+def test_senseless_options_are_refused_by_name(option, value):
+    with pytest.raises(pm.MethodError, match=option):
+        pm.create_method("bitdelta", **{option: value})

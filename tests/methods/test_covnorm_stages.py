@@ -34,8 +34,8 @@ def test_training_has_two_stages_and_the_second_learns_the_mini_adapters_alone()
             seen.append({n: t.detach().clone() for n, t in some.state_dict().items()})
 
     history = fit(base, domain, TRAIN, VAL, RECIPE, listener=Watching())
-    assert [record.epoch for record in history] == list(range(6))
-    assert ["adapter" in state for state in seen] == [True] * 4 + [False] * 2
+    assert [record.epoch for record in history] == list(range(4))  # one budget for both stages
+    assert ["adapter" in state for state in seen] == [True] * 2 + [False] * 2
     before, after = seen[-2:]
     assert {name: torch.equal(before[name], after[name]) for name in NAMES} == {
         "mini": False, "colouring": True, "whitening": True, "centre": True, "shift": True,
@@ -51,12 +51,12 @@ def test_it_learns_in_both_stages():
     domain = pm.new_domain(base, "covnorm", CLASSES, sites="conv")
     recipe = dataclasses.replace(RECIPE, epochs=24, selection="last")
     history = fit(base, domain, TRAIN, VAL, recipe)
-    assert history[23].loss < history[0].loss - 0.5
-    assert history[-1].loss < history[23].loss + 0.05
+    assert history[11].loss < history[0].loss - 0.4
+    assert history[-1].loss < history[11].loss + 0.05
     assert history[-1].val_accuracy > 90
 
 
-@pytest.mark.parametrize("place", [(2, 2), (3, 4), (4, 2), (5, 1)])
+@pytest.mark.parametrize("place", [(0, 2), (1, 4), (2, 2), (3, 1)])
 def test_a_run_that_is_stopped_in_either_stage_resumes_to_the_bit(tmp_path, place):
     base = tiny_base()
 

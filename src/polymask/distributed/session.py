@@ -105,7 +105,7 @@ class SharedLearner(DomainLearner):
             self.session.stop.set()
         if math.isfinite(summed):
             with losses_explained(self.ranks), _strides_unmentioned():
-                descend(loss * (counted / total), self.optimisers.values())
+                descend(loss * (counted / total), self.optimisers.values(), self.pulls)
         return Step(summed / total, int(right_of_all), int(total))
 
     def end_epoch(self) -> None:

@@ -72,6 +72,15 @@ class FreeWeights(Transform):
             return None
         return base_bias + self.delta_bias
 
+    def origins(
+        self, base_weight: Tensor, base_bias: Tensor | None
+    ) -> list[tuple[nn.Parameter, Tensor]]:
+        """W for D, and b for d: what decays is W~, not its change."""
+        found = [(self.delta, base_weight)]
+        if self.delta_bias is not None and base_bias is not None:
+            found.append((self.delta_bias, base_bias))
+        return found
+
     def stored(self) -> dict[str, Stored]:
         """D and d."""
         named = {"weight": self.delta, "bias": self.delta_bias}

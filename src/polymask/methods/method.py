@@ -103,6 +103,12 @@ class Transform(Part, ABC):
         """A smaller layer in place of a merged one, where weights of it are dropped for good."""
         return None
 
+    def origins(
+        self, base_weight: Tensor, base_bias: Tensor | None
+    ) -> list[tuple[nn.Parameter, Tensor]]:
+        """Learned changes of whole weights, and what each is added to: decay acts on the sum."""
+        return []
+
     def mask(self) -> Tensor | None:
         """The mask as a boolean tensor, where there is one."""
         return None
