@@ -12,7 +12,7 @@ The layout, with a job for each domain, or one for all where a method cannot tre
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,10 +36,40 @@ class DomainFacts:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One set of values of a search, and what it reached on validation images, in percent."""
+
+    values: Mapping[str, Any]  # by field
+    accuracy: Mapping[str, float | None]  # by domain; None where the trial failed
+    mean: float | None  # over the domains
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a method's fields were chosen: a short search on validation images, and its end."""
+
+    fields: tuple[str, ...]  # of the recipe, or options of the method
+    domains: tuple[str, ...]  # whose validation images were used
+    seed: int
+    trials: tuple[Trial, ...]
+    chosen: Mapping[str, Any]  # by field
+    remark: str = ""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `Plan.write` wrote of it."""
+        trials = tuple(Trial(**trial) for trial in values["trials"])
+        lists = {name: tuple(values[name]) for name in ("fields", "domains")}
+        return cls(**{**values, **lists, "trials": trials})
+
+
+@dataclass(frozen=True)
 class Plan:
     """What was asked for, in words and numbers that other plans can be compared with.
 
-    `methods` are as they were written: a name, or a name with options ("ba2:norms=own").
+    `methods` are as they were written: a name, or a name with options ("ba2:norms=own"). `tuning`
+    and `protocols` go by the same texts: how a row's fields were searched for, and those fields of
+    its recipe that are not as in `recipe`, by hand or by the search.
     """
 
     benchmark: str  # imagenet-to-sketch, decathlon, demo, or a folder's name
@@ -57,6 +87,8 @@ class Plan:
     deviations: tuple[str, ...]  # from the paper's protocol, a sentence each
     command: str
     environment: Mapping[str, str]
+    tuning: Mapping[str, Tuned] = field(default_factory=dict)
+    protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -65,8 +97,11 @@ class Plan:
             name: DomainFacts(**{**facts, "notes": tuple(facts["notes"])})
             for name, facts in values["domains"].items()
         }
-        lists = ("methods", "seeds", "deviations")
-        return cls(**{**values, "domains": domains, **{n: tuple(values[n]) for n in lists}})
+        tuning = {
+            method: Tuned.from_json(tuned) for method, tuned in values.get("tuning", {}).items()
+        }
+        lists = {name: tuple(values[name]) for name in ("methods", "seeds", "deviations")}
+        return cls(**{**values, "domains": domains, "tuning": tuning, **lists})
 
     def write(self, folder: Path) -> None:
         """Write plan.json, the whole file or nothing."""
@@ -89,6 +124,8 @@ class DomainOutcome:
     bits_per_weight: float
     components: Mapping[str, int]  # bits
     layers: tuple[LayerStatistics, ...]  # of methods with affine masks, Piggyback among them
+    flipped: int | None = None  # bits of its masks that are not as they started; None: no masks
+    masked: int | None = None  # bits of its masks
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -116,6 +153,7 @@ class Outcome:
     params_paper: float  # #Params for all of the plan's domains and the base's own
     params_stored: float
     seconds: float
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # all fields, as it was trained
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
