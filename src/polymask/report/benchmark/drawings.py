@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from polymask.benchmarks.anatomy import FULL, Anatomy
 from polymask.benchmarks.findings import Findings
 from polymask.benchmarks.records import DomainOutcome
-from polymask.benchmarks.tables import ResultTable, Row, domain_outcomes
+from polymask.benchmarks.tables import ResultTable, Row
 from polymask.report.benchmark.figures import points_lost, size_against_score
 from polymask.report.figures import (
     accuracy_and_loss,
@@ -86,7 +86,7 @@ def _curves(table: ResultTable, chosen: Sequence[Row], images: str) -> Iterator[
     for place, domain in enumerate(table.plan.domains):
         curves: dict[str, list[EpochPoint]] = {}
         for row in chosen:
-            found = domain_outcomes(row, domain)
+            found = row.found_on(domain)
             if found and (points := _points(found)):
                 curves[row.label] = points
         if curves:

@@ -9,7 +9,7 @@ from typing import Any
 
 from polymask.benchmarks.findings import Findings, find
 from polymask.benchmarks.records import read_runs
-from polymask.benchmarks.tables import ResultTable, Row, domain_outcomes
+from polymask.benchmarks.tables import ResultTable, Row
 from polymask.errors import BenchmarkError
 from polymask.pack import write_atomically
 from polymask.report.benchmark.page import benchmark_page
@@ -52,7 +52,7 @@ def results_csv(table: ResultTable) -> str:
 
 def _line(table: ResultTable, row: Row, column: str) -> dict[str, Any]:
     plan, accuracy = table.plan, row.accuracy[column]
-    found = list(domain_outcomes(row, column).values())
+    found = list(row.found_on(column).values())
     points = None if row.score is None else _points(table, row, column)
     return {
         "benchmark": plan.benchmark,
