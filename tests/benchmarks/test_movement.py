@@ -68,6 +68,22 @@ def test_masks_that_did_not_move_are_not_shown_by_layer() -> None:
     assert find_unmoved(table) == {"Piggyback": tuple(table.plan.domains)}
 
 
+def test_only_the_domains_whose_masks_moved_are_shown_by_layer() -> None:
+    runs = make_runs(methods=("piggyback", "affine-full"))
+    outcomes = tuple(
+        replace(o, domains={"cubs": replace(o.domains["cubs"], flipped=1)})
+        if (o.method, *o.domains) == ("affine-full", "cubs")
+        else o
+        for o in runs.outcomes
+    )
+    table = tabulate(replace(runs, outcomes=outcomes))
+    shown = {(one.method, one.domain) for one in find_anatomies(table)}
+    assert ("piggyback", "cubs") in shown
+    assert ("affine-full", "flowers") in shown
+    assert ("affine-full", "cubs") not in shown
+    assert find_unmoved(table) == {"Full": ("cubs",)}
+
+
 def test_findings_say_of_each_row_how_far_its_masks_moved() -> None:
     methods = ("finetune", "affine-full", *ABLATION)
     result = find(make_runs(methods=methods, still=("piggyback-star",))).to_json()

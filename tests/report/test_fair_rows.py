@@ -238,7 +238,7 @@ def test_the_figure_of_differences_names_every_method_and_its_number(
     assert keyed == (list(levels) if len(levels) <= 7 else [])
 
 
-def test_the_figure_has_a_mark_for_each_domain_and_follows_the_theme() -> None:
+def test_the_figure_has_a_colour_for_each_domain_and_follows_the_theme() -> None:
     two = differences(against({"a": 80.0, "b": 70.0}, ("finetune", "ba2")), name="f")
     three = differences(against({"a": 80.0, "b": 70.0, "c": 60.0}, ("finetune", "ba2")), name="f")
     assert "var(--series-1," in two
@@ -246,6 +246,16 @@ def test_the_figure_has_a_mark_for_each_domain_and_follows_the_theme() -> None:
     assert "var(--series-2," in three
     assert "var(--ink," in two
     assert "var(--muted," in two
+
+
+def test_the_figure_has_one_mark_a_domain_in_every_row() -> None:
+    for methods in (("ba2",), ("ba2", "bn-only", "affine-full")):
+        found = against({"a": 80.0, "b": 70.0}, ("finetune", *methods))
+        root = ElementTree.fromstring(differences(found, name="f"))
+        marks = [use.get("style", "") for use in root.iter("{http://www.w3.org/2000/svg}use")]
+        for series in ("var(--series-0,", "var(--series-1,"):
+            in_the_key = 1
+            assert sum(series in style for style in marks) == in_the_key + len(methods)
 
 
 def test_the_figure_leaves_out_methods_of_which_nothing_can_be_said(page: Page) -> None:
