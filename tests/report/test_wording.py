@@ -7,6 +7,7 @@ from polymask.report.wording import (
     difference_text,
     duration_text,
     listed,
+    moved_text,
     share_text,
 )
 
@@ -63,3 +64,18 @@ def test_a_difference_that_rounds_to_nothing_is_level() -> None:
         "21.1 points below",
         "level with",
     ]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.473, "47.3 %"),
+        (0.00364, "0.36 %"),
+        (0.000027, "0.003 %"),
+        (1 / 3_300_000, "< 0.001 %"),
+        (0.0, "0 %"),
+        (1.0, "100.0 %"),
+    ],
+)
+def test_shares_that_moved_have_few_digits_and_never_an_exponent(share: float, text: str) -> None:
+    assert moved_text(share) == text

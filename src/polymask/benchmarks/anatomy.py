@@ -1,9 +1,12 @@
-"""What masks and scalars look like by layer: the parameter analysis of the paper."""
+"""What masks and scalars look like by layer: the parameter analysis of the paper.
+
+Only of masks that moved: the others look as they were made.
+"""
 
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from polymask.benchmarks.tables import ResultTable, Row, domain_outcomes
+from polymask.benchmarks.tables import ResultTable, Row
 from polymask.report.results import LayerStatistics
 
 FULL = "affine-full"
@@ -61,7 +64,7 @@ class Anatomy:
 
 def find_anatomies(table: ResultTable) -> tuple[Anatomy, ...]:
     """Piggyback, with own norms too if it was run, and the full model, on every domain."""
-    present = {row.method for row in table.rows if row.outcomes}
+    present = {row.method for row in table.rows if len(row.still) < _domains_with_masks(row)}
     chosen = [method for method in _PIGGYBACKS if method in present]
     chosen = chosen or [method for method in _OTHER_PIGGYBACKS if method in present][:1]
     rows = [table.row(method) for method in (*chosen, FULL)]
@@ -74,8 +77,18 @@ def find_anatomies(table: ResultTable) -> tuple[Anatomy, ...]:
     )
 
 
+def find_unmoved(table: ResultTable) -> dict[str, tuple[str, ...]]:
+    """By label, the domains of Piggyback and the full model whose masks did not move."""
+    rows = [table.row(method) for method in (*_PIGGYBACKS, *_OTHER_PIGGYBACKS, FULL)]
+    return {row.label: row.still for row in rows if row is not None and row.still}
+
+
+def _domains_with_masks(row: Row) -> int:
+    return sum(any(one.layers for one in row.found_on(name).values()) for name in row.values)
+
+
 def _anatomy(row: Row, domain: str) -> Anatomy | None:
-    found = domain_outcomes(row, domain)
-    if not found or not found[min(found)].layers:
+    found = row.found_on(domain)
+    if not found or not found[min(found)].layers or domain in row.still:
         return None
     return Anatomy(row.method, row.label, domain, found[min(found)].layers)

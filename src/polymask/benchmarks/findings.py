@@ -1,14 +1,19 @@
 """All that a report says of a benchmark's runs, as numbers."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polymask.benchmarks.anatomy import FULL, Anatomy, find_anatomies
+from polymask.benchmarks.anatomy import FULL, Anatomy, find_anatomies, find_unmoved
 from polymask.benchmarks.beside import Ablation, Beside, find_ablations, find_published
+from polymask.benchmarks.compare import Comparison, compare_with
 from polymask.benchmarks.forgotten import Forgotten, measure_forgetting
 from polymask.benchmarks.frontier import Frontier, find_frontier
-from polymask.benchmarks.records import Runs
+from polymask.benchmarks.records import Plan, Runs
 from polymask.benchmarks.tables import ResultTable, Row, Statistic, tabulate
+from polymask.benchmarks.training import at_the_end, chosen_of, protocol_of
+
+COMPARED_WITH = ("finetune", FULL)  # whom every row is compared with
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,8 @@ class Findings:
     frontier: Frontier
     forgotten: Forgotten
     anatomies: tuple[Anatomy, ...]
+    unmoved: Mapping[str, tuple[str, ...]]  # by label, domains that anatomies leave out
+    comparisons: Mapping[str, tuple[Comparison, ...]]  # by whom they are with
 
     def to_json(self) -> dict[str, Any]:
         """The tables as one JSON object."""
@@ -36,12 +43,20 @@ class Findings:
             "whole_benchmark": reference.whole,
             "remark": reference.remark,
             "missing": list(self.table.missing),
-            "rows": [_row(row) for row in self.table.rows],
+            "rows": [_row(row, plan) for row in self.table.rows],
+            "tuning": {
+                method: asdict(tuned) | {"at_the_end": at_the_end(tuned)}
+                for method, tuned in plan.tuning.items()
+            },
+            "comparisons": {
+                other: [one.to_json() for one in found] for other, found in self.comparisons.items()
+            },
             "published": None if self.published is None else _published(self.published),
             "ablation": [_ablation(row, self.table) for row in self.ablations],
             "frontier": asdict(self.frontier),
             "forgetting": asdict(self.forgotten),
             "layers": [_anatomy(one) for one in self.anatomies],
+            "layers_left_out": {label: list(still) for label, still in self.unmoved.items()},
         }
 
 
@@ -55,10 +70,13 @@ def find(runs: Runs) -> Findings:
         find_frontier(table),
         measure_forgetting(table),
         find_anatomies(table),
+        find_unmoved(table),
+        {other: found for other in COMPARED_WITH if (found := compare_with(table, other))},
     )
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row, plan: Plan) -> dict[str, Any]:
+    moved = row.moved
     return {
         "method": row.method,
         "direction": row.direction,
@@ -70,6 +88,15 @@ def _row(row: Row) -> dict[str, Any]:
         "seconds": row.seconds,
         "accuracy": {column: _statistic(one) for column, one in row.accuracy.items()},
         "mean": row.mean,
+        "mean_by_seed": _statistic(row.mean_by_seed),
+        "seeds": list(row.seeds),
+        "bits_flipped": None if moved is None else moved.flipped,
+        "bits_masked": None if moved is None else moved.masked,
+        "share_moved": None if moved is None else moved.share,
+        "still": list(row.still),
+        "remark": row.remark,
+        "chosen": dict(chosen_of(plan, row.method)),
+        "protocol": protocol_of(plan, row),
         "score": None if row.score is None else row.score.score,
         "points": None if row.score is None else row.score.per_domain,
         "score_by_seed": _statistic(row.score_by_seed),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from polymask.benchmarks.tables import ResultTable, Row, Statistic, domain_outcomes, statistic
+from polymask.benchmarks.tables import ResultTable, Row, Statistic, statistic
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _loss(table: ResultTable, row: Row) -> Loss:
     for domain in table.plan.domains:
         lost[domain] = statistic(
             one.learned - one.test_accuracy
-            for one in domain_outcomes(row, domain).values()
+            for one in row.found_on(domain).values()
             if one.learned is not None and one.test_accuracy is not None
         )
     means = [one.mean for one in lost.values() if one is not None]

@@ -1,7 +1,11 @@
-"""Who is on the frontier of size and quality: nobody else is as small and as good."""
+"""Who is on the frontier of size and quality: nobody else is as small and as good.
+
+Rows whose masks did not move are neither on it nor in anyone's way: their quality is not that of
+what they store.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from polymask.benchmarks.tables import ResultTable
@@ -16,6 +20,7 @@ class Point:
     overhead: float  # bits that a domain adds, over the base's weights
     value: float  # the score, or the mean accuracy in percent
     on_frontier: bool = False
+    still: bool = False  # its masks did not move, on some domain at least
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,11 @@ class Frontier:
         """Those on the frontier, from the smallest to the best."""
         return tuple(point for point in self.points if point.on_frontier)
 
+    @property
+    def left_out(self) -> tuple[Point, ...]:
+        """Those whose masks did not move."""
+        return tuple(point for point in self.points if point.still)
+
 
 def find_frontier(table: ResultTable) -> Frontier:
     """Compare rows by their scores; where nothing is scored, by mean accuracy."""
@@ -40,11 +50,11 @@ def find_frontier(table: ResultTable) -> Frontier:
         value = whole if scored else row.mean
         overhead = row.overhead(len(table.plan.domains))
         if value is not None and row.params is not None and overhead is not None:
-            points.append(Point(row.label, row.params, overhead, value))
+            points.append(Point(row.label, row.params, overhead, value, still=bool(row.still)))
     points.sort(key=lambda point: (point.params, -point.value))
+    compared = [point for point in points if not point.still]
     placed = tuple(
-        Point(p.label, p.params, p.overhead, p.value, on_frontier=not _is_beaten(p, points))
-        for p in points
+        replace(p, on_frontier=not p.still and not _is_beaten(p, compared)) for p in points
     )
     return Frontier("score" if scored else "mean accuracy", placed)
 

@@ -1,40 +1,39 @@
 """The short table at the end of a benchmark: accuracies by method and domain. Needs no torch."""
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from polymask.benchmarks.naming import ARROWS
-from polymask.benchmarks.records import Outcome, Plan
+from polymask.benchmarks.records import Outcome, Plan, Runs
+from polymask.benchmarks.tables import Row, tabulate
+from polymask.benchmarks.training import chosen_of, protocol_of
 
 
 def summarise(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Mean test accuracies over seeds, as one JSON object."""
-    rows: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        rows.setdefault((outcome.method, outcome.direction), []).append(outcome)
+    """Mean test accuracies over seeds with their deviations, as one JSON object."""
+    table = tabulate(Runs(plan, tuple(outcomes)))
     return {
         "benchmark": plan.benchmark,
         "base": plan.base,
         "domains": list(plan.domains),
         "seeds": list(plan.seeds),
         "deviations": list(plan.deviations),
-        "rows": [
-            {
-                "method": method,
-                "direction": direction,
-                "label": f"{method}{ARROWS[direction]}",
-                "params": found[0].params_paper,
-                "accuracy": {domain: _mean(found, domain) for domain in plan.domains},
-            }
-            for (method, direction), found in rows.items()
-        ],
+        "rows": [_row(plan, row) for row in table.rows if row.outcomes],
     }
 
 
-def _mean(outcomes: Sequence[Outcome], domain: str) -> float | None:
-    values = [
-        outcome.domains[domain].test_accuracy for outcome in outcomes if domain in outcome.domains
-    ]
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def _row(plan: Plan, row: Row) -> dict[str, Any]:
+    accuracy = {domain: row.accuracy[domain] for domain in plan.domains}
+    return {
+        "method": row.method,
+        "direction": row.direction,
+        "label": f"{row.method}{ARROWS[row.direction]}",
+        "params": row.params,
+        "seeds": len(row.seeds),
+        "accuracy": {domain: one and one.mean for domain, one in accuracy.items()},
+        "deviation": {domain: one and one.sd for domain, one in accuracy.items()},
+        "share_moved": row.moved and row.moved.share,
+        "remark": row.remark,
+        "chosen": dict(chosen_of(plan, row.method)),
+        "protocol": protocol_of(plan, row),
+    }

@@ -4,10 +4,11 @@ Needs no torch. Accuracies are in percent. A number over seeds is a mean with th
 deviation, sqrt(sum of (x − mean)² / (n − 1)), which one seed does not have.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
+from polymask.benchmarks.movement import Movement, movement, still_remark
 from polymask.benchmarks.naming import label_of
 from polymask.benchmarks.records import DomainOutcome, Outcome, Plan, Runs
 from polymask.benchmarks.reference import Reference, find_reference
@@ -30,6 +31,7 @@ class Row:
 
     `values` has what each seed reached on each column. `score` is that of the mean accuracies, as
     papers give it; `score_by_seed` is over the scores of the seeds. Both need every column.
+    `mean_by_seed` is over the seeds that have every domain of the plan.
     """
 
     method: str  # as in the plan
@@ -44,8 +46,34 @@ class Row:
     pack_bytes: float | None  # of a domain, on average
     bits_per_weight: float | None  # of a domain, on average
     seconds: float | None  # of training, for all domains of a seed
+    mean_by_seed: Statistic | None = None
     score: Score | None = None
     score_by_seed: Statistic | None = None
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that something is known of."""
+        return tuple(sorted({outcome.seed for outcome in self.outcomes}))
+
+    @property
+    def moved(self) -> Movement | None:
+        """How far its masks moved, over all domains and seeds; None where it has no masks."""
+        return movement(one for domain in self.values for one in self.found_on(domain).values())
+
+    @property
+    def still(self) -> tuple[str, ...]:
+        """The domains where its masks did not move."""
+        moved = {domain: movement(self.found_on(domain).values()) for domain in self.values}
+        return tuple(domain for domain, one in moved.items() if one is not None and one.is_still)
+
+    @property
+    def remark(self) -> str:
+        """What must stand beside its accuracies."""
+        return still_remark(self.still, sum(bool(self.found_on(domain)) for domain in self.values))
+
+    def found_on(self, domain: str) -> dict[int, DomainOutcome]:
+        """What each seed found on a domain."""
+        return {o.seed: o.domains[domain] for o in self.outcomes if domain in o.domains}
 
     @property
     def moves_base(self) -> bool:
@@ -119,11 +147,6 @@ def tabulate(runs: Runs) -> ResultTable:
     )
 
 
-def domain_outcomes(row: Row, domain: str) -> dict[int, DomainOutcome]:
-    """What each seed found on a domain."""
-    return {o.seed: o.domains[domain] for o in row.outcomes if domain in o.domains}
-
-
 def _own_column(plan: Plan) -> tuple[str, ...]:
     known = plan.own is not None and plan.own_accuracy is not None and plan.own not in plan.domains
     return (plan.own,) if known and plan.own is not None else ()
@@ -156,7 +179,14 @@ def _row(
         _mean(one.pack_bytes for one in kept),
         _mean(one.bits_per_weight for one in kept),
         _seconds(plan, found),
+        statistic(_means_by_seed([values[domain] for domain in plan.domains])),
     )
+
+
+def _means_by_seed(values: Sequence[Mapping[int, float]]) -> list[float]:
+    """The mean over domains of each seed that has them all."""
+    whole = set.intersection(*map(set, values))
+    return [fmean(by_seed[seed] for by_seed in values) for seed in sorted(whole)]
 
 
 def _own_values(plan: Plan, found: tuple[Outcome, ...]) -> dict[int, float]:
@@ -231,7 +261,7 @@ def _missing(plan: Plan, rows: Iterable[Row]) -> list[str]:
 
 def _lacking(plan: Plan, row: Row) -> str:
     """Which of a row's seeds are not there, in words."""
-    done = {domain: set(domain_outcomes(row, domain)) for domain in plan.domains}
+    done = {domain: set(row.found_on(domain)) for domain in plan.domains}
     gaps: dict[tuple[int, ...], list[str]] = {}
     for domain in plan.domains:
         lacks = tuple(seed for seed in plan.seeds if seed not in done[domain])

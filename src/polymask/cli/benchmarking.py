@@ -165,9 +165,12 @@ class Benchmark(BaseVerb):
         domains = list(result["domains"])
         rows = []
         for row in result["rows"]:
-            cells = [_percent(row["accuracy"].get(domain)) for domain in domains]
+            cells = [_percent(row["accuracy"][name], row["deviation"][name]) for name in domains]
             rows.append([row["label"], f"{row['params']:.2f}", *cells])
         console.print(table("test accuracy, %", "#Params", *domains, rows=rows))
+        for row in result["rows"]:
+            if row["remark"]:
+                console.print(f"{row['label']}: {row['remark']}", markup=False)
         for file in result.get("submissions", []):
             console.print(f"wrote {file}")
         console.print(f"tables, figures and scores: polymask report {self.out}", style="dim")
@@ -218,5 +221,7 @@ def _chosen(tuned: "Tuned") -> str:
     return "; ".join(part for part in (values, tuned.remark) if part)
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _percent(value: float | None, deviation: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"

@@ -32,6 +32,16 @@ def share_text(part: float, whole: float) -> str:
     return f"{percent:.1f} %" if percent >= 1 else f"{percent:.2g} %"
 
 
+def moved_text(share: float) -> str:
+    """0.473 -> "47.3 %"; few digits where little moved: "0.003 %", and "< 0.001 %" below that."""
+    percent = 100 * share
+    if percent >= 1:
+        return f"{percent:.1f} %"
+    if 0 < percent < 0.001:
+        return "< 0.001 %"
+    return f"{percent:.1g} %" if percent < 0.1 else f"{percent:.2f} %"
+
+
 def listed(words: Sequence[str]) -> str:
     """["a", "b", "c"] -> "a, b and c"."""
     if len(words) < 2:

@@ -1,12 +1,21 @@
 """What a benchmark's report says, whatever it is written in: its first words and its tables."""
 
+from polymask.benchmarks.anatomy import FULL
 from polymask.benchmarks.findings import Findings
+from polymask.benchmarks.naming import label_of
+from polymask.report.benchmark.ahead import comparison_sheet
 from polymask.report.benchmark.forgetting import base_sheet, forgetting_sheet
 from polymask.report.benchmark.layers import anatomy_sheet
 from polymask.report.benchmark.plan import domains_sheet
 from polymask.report.benchmark.published import ablation_sheet, published_sheet
-from polymask.report.benchmark.results import cost_sheet, results_sheet, validation_sheet
+from polymask.report.benchmark.results import (
+    cost_sheet,
+    results_sheet,
+    rows_sheet,
+    validation_sheet,
+)
 from polymask.report.benchmark.sheet import Sheet
+from polymask.report.benchmark.training import protocol_sheet, search_sheet
 from polymask.report.wording import listed
 
 
@@ -24,8 +33,8 @@ def lead(findings: Findings) -> list[str]:
     """What a reader wants to know first, a paragraph each."""
     table, frontier = findings.table, findings.frontier
     paragraphs = []
-    if frontier.points:
-        best = max(frontier.points, key=lambda point: point.value)
+    if frontier.members:
+        best = max(frontier.members, key=lambda point: point.value)
         value = f"{best.value:.0f}" if frontier.measure == "score" else f"{best.value:.1f} %"
         members = listed([point.label for point in frontier.members])
         paragraphs.append(
@@ -33,6 +42,13 @@ def lead(findings: Findings) -> list[str]:
             f"the parameters of one network. On the frontier of size and {frontier.measure}: "
             f"{members}."
         )
+    paragraphs += [
+        f"{one.sentence}."
+        for one in findings.comparisons.get("finetune", ())
+        if one.method == label_of(FULL)
+    ]
+    if still := [f"{row.label} ({', '.join(row.still)})" for row in table.rows if row.still]:
+        paragraphs.append(f"Nothing is concluded from masks that did not move: {listed(still)}.")
     if not table.reference.whole or table.reference.benchmark is None:
         paragraphs.append(table.reference.remark)
     if table.plan.deviations:
@@ -52,8 +68,13 @@ def all_sheets(findings: Findings) -> dict[str, Sheet | None]:
     ablations = findings.ablations
     return {
         "results": results_sheet(table),
+        "rows": rows_sheet(table),
         "validation": validation_sheet(table),
         "published": None if published is None else published_sheet(published),
+        "ahead": comparison_sheet("individual", findings.comparisons.get("finetune", ())),
+        "ahead_full": comparison_sheet("full", findings.comparisons.get(FULL, ())),
+        "search": search_sheet(table.plan),
+        "protocols": protocol_sheet(table),
         "costs": cost_sheet(table, findings.frontier),
         "ablation": ablation_sheet(ablations, table) if ablations else None,
         "forgetting": forgetting_sheet(findings.forgotten, table.plan),
@@ -61,6 +82,20 @@ def all_sheets(findings: Findings) -> dict[str, Sheet | None]:
         "layers": anatomy_sheet(findings.anatomies),
         "domains": domains_sheet(table.plan),
     }
+
+
+def left_out_text(findings: Findings) -> str:
+    """Which methods the frontier does not have, and why."""
+    left_out = [point.label for point in findings.frontier.left_out]
+    if not left_out:
+        return ""
+    return f"Not compared, because masks did not move: {listed(left_out)}."
+
+
+def unmoved_text(findings: Findings) -> str:
+    """Which masks are not shown by layer, and why."""
+    told = [f"{label} ({', '.join(domains)})" for label, domains in findings.unmoved.items()]
+    return f"Left out, because their masks did not move: {listed(told)}." if told else ""
 
 
 def _counted(count: int, what: str) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from polymask.benchmarks.anatomy import FULL, Anatomy
 from polymask.benchmarks.findings import Findings
 from polymask.benchmarks.records import DomainOutcome
-from polymask.benchmarks.tables import ResultTable, Row, domain_outcomes
+from polymask.benchmarks.tables import ResultTable, Row
+from polymask.report.benchmark.differences import differences
 from polymask.report.benchmark.figures import points_lost, size_against_score
 from polymask.report.figures import (
     accuracy_and_loss,
@@ -28,6 +29,7 @@ class Drawings:
     """A report's figures as SVG; empty where there is nothing to draw."""
 
     size: str
+    ahead: str
     lost: str
     densities: list[Titled]
     scalars: list[Titled]
@@ -45,6 +47,7 @@ def draw(findings: Findings) -> Drawings:
     curves = list(_curves(table, chosen, images))
     return Drawings(
         size=size_against_score(findings.frontier, name="size") if findings.frontier.points else "",
+        ahead=_ahead(findings),
         lost=points_lost(lost, name="lost") if lost else "",
         densities=list(_densities(findings.anatomies)),
         scalars=list(_scalars(findings.anatomies)),
@@ -52,6 +55,12 @@ def draw(findings: Findings) -> Drawings:
         curves_of=f"Accuracy on {images} images after each epoch, and the training loss during it",
         curves_without=sum(bool(row.outcomes) for row in table.rows) - len(chosen),
     )
+
+
+def _ahead(findings: Findings) -> str:
+    against = findings.comparisons.get("finetune", ())
+    found = [one for one in against if one.mean is not None]
+    return differences(found, name="ahead") if found else ""
 
 
 def _densities(anatomies: Sequence[Anatomy]) -> Iterator[Titled]:
@@ -86,7 +95,7 @@ def _curves(table: ResultTable, chosen: Sequence[Row], images: str) -> Iterator[
     for place, domain in enumerate(table.plan.domains):
         curves: dict[str, list[EpochPoint]] = {}
         for row in chosen:
-            found = domain_outcomes(row, domain)
+            found = row.found_on(domain)
             if found and (points := _points(found)):
                 curves[row.label] = points
         if curves:

@@ -8,8 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from polymask.benchmarks.findings import Findings, find
+from polymask.benchmarks.movement import movement
 from polymask.benchmarks.records import read_runs
-from polymask.benchmarks.tables import ResultTable, Row, domain_outcomes
+from polymask.benchmarks.tables import ResultTable, Row
+from polymask.benchmarks.training import chosen_of, protocol_of, settings_text
 from polymask.errors import BenchmarkError
 from polymask.pack import write_atomically
 from polymask.report.benchmark.page import benchmark_page
@@ -52,8 +54,9 @@ def results_csv(table: ResultTable) -> str:
 
 def _line(table: ResultTable, row: Row, column: str) -> dict[str, Any]:
     plan, accuracy = table.plan, row.accuracy[column]
-    found = list(domain_outcomes(row, column).values())
+    found = list(row.found_on(column).values())
     points = None if row.score is None else _points(table, row, column)
+    moved = movement(found)
     return {
         "benchmark": plan.benchmark,
         "base": plan.base,
@@ -67,6 +70,14 @@ def _line(table: ResultTable, row: Row, column: str) -> dict[str, Any]:
         "seeds_planned": len(plan.seeds),
         "learned_mean": _mean(one.learned for one in found),
         "val_mean": _mean(one.val_accuracy for one in found),
+        "mean_all_domains": row.mean,
+        "mean_all_domains_sd": None if row.mean_by_seed is None else row.mean_by_seed.sd,
+        "bits_flipped": None if moved is None else moved.flipped,
+        "bits_masked": None if moved is None else moved.masked,
+        "share_moved": None if moved is None else moved.share,
+        "masks_moved": None if moved is None else "no" if moved.is_still else "yes",
+        "chosen": settings_text(chosen_of(plan, row.method)),
+        "protocol": settings_text(protocol_of(plan, row)),
         "points": points,
         "pack_bytes": _mean(one.pack_bytes for one in found),
         "bits_per_weight": _mean(one.bits_per_weight for one in found),

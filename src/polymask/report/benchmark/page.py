@@ -4,7 +4,13 @@ from pathlib import Path
 
 from polymask.benchmarks.findings import Findings
 from polymask.report import palette, wording
-from polymask.report.benchmark.contents import all_sheets, headline, lead
+from polymask.report.benchmark.contents import (
+    all_sheets,
+    headline,
+    lead,
+    left_out_text,
+    unmoved_text,
+)
 from polymask.report.benchmark.drawings import draw
 from polymask.report.benchmark.forgetting import safe_text
 from polymask.report.benchmark.plan import plan_facts, recipe_facts
@@ -32,6 +38,8 @@ def benchmark_page(findings: Findings) -> str:
         headline=headline(findings),
         lead=lead(findings),
         safe=safe_text(findings.forgotten),
+        left_out=left_out_text(findings),
+        unmoved=unmoved_text(findings),
         facts=plan_facts(plan),
         recipe=recipe_facts(plan.recipe),
         drawn=draw(findings),

@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 
+from polymask.benchmarks.anatomy import FULL
 from polymask.benchmarks.beside import Ablation, Beside
+from polymask.benchmarks.compare import compare_rows
 from polymask.benchmarks.naming import label_of
 from polymask.benchmarks.published import PublishedRow
-from polymask.benchmarks.tables import ResultTable, Statistic
-from polymask.report.benchmark.results import number, over_seeds
+from polymask.benchmarks.tables import ResultTable, Row, Statistic
+from polymask.report.benchmark.results import (
+    marked,
+    moved_cell,
+    number,
+    over_seeds,
+    still_note,
+)
 from polymask.report.benchmark.sheet import Cell, Column, Line, Sheet
 
 PUBLISHED = "published"
@@ -58,6 +66,10 @@ def ablation_sheet(ablations: Sequence[Ablation], table: ResultTable) -> Sheet:
     columns = [Column(f"k{i}") for i in range(4)]
     columns += [Column(domain, here) for domain in domains]
     columns += [Column("mean", here)] if several else []
+    masks = any(one.row is not None and one.row.moved is not None for one in ablations)
+    columns += [Column("bits moved", here)] if masks else []
+    full = table.row(FULL)
+    columns += [Column("more than Full, points", here)] if full is not None else []
     columns += [
         Column(domain, f"published, {name}")
         for name, shared in published.items()
@@ -67,15 +79,26 @@ def ablation_sheet(ablations: Sequence[Ablation], table: ResultTable) -> Sheet:
     for one in ablations:
         ours: Mapping[str, Statistic | None] = {} if one.row is None else one.row.accuracy
         cells = [Cell("✓" if k == "learned" else f"{k:g}") for k in one.k]
-        cells += [over_seeds(ours.get(domain), 1, len(plan.seeds)) for domain in domains]
-        cells += [number(None if one.row is None else one.row.mean, 1)] if several else []
+        still = () if one.row is None else one.row.still
+        found = {domain: over_seeds(ours.get(domain), 1, len(plan.seeds)) for domain in domains}
+        cells += [marked(cell) if domain in still else cell for domain, cell in found.items()]
+        mean = number(None if one.row is None else one.row.mean, 1)
+        cells += [marked(mean) if still else mean] if several else []
+        cells += [Cell() if one.row is None else moved_cell(one.row)] if masks else []
+        cells += [_more_than(full, one.row)] if full is not None else []
         cells += [
             number(one.published[name][domain], 1)
             for name, shared in published.items()
             for domain in shared
         ]
-        lines.append(Line(one.label, tuple(cells), one.method))
-    notes = ["✓: learned. A number: fixed to it."]
+        remark = "" if one.row is None else one.row.remark
+        lines.append(Line(one.label, tuple(cells), one.method, remark))
+    notes = ["✓: learned. A number: fixed to it.", *still_note(one.row for one in ablations)]
+    if full is not None:
+        notes.append(
+            "More than Full: paired by domain and seed, as under Who is ahead of whom; ± is a 95 % "
+            "interval, and where it holds 0 the two cannot be told apart."
+        )
     if not any(published.values()):
         notes.append("The paper's ablation has none of these domains.")
     return Sheet(
@@ -87,6 +110,14 @@ def ablation_sheet(ablations: Sequence[Ablation], table: ResultTable) -> Sheet:
         tuple(lines),
         tuple(notes),
     )
+
+
+def _more_than(full: Row, row: Row | None) -> Cell:
+    """The paired difference; nothing from rows whose masks did not move."""
+    if row is None or row is full:
+        return Cell()
+    found = compare_rows(row, full)
+    return Cell(found.difference, found.interval) if found.mean is not None else Cell()
 
 
 def _label(row: PublishedRow) -> str:

@@ -28,11 +28,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A row: its name, and below it in small type how to ask for it."""
+    """A row: its name, below it in small type how to ask for it, and what one must know of it."""
 
     head: str
     cells: tuple[Cell, ...]
     detail: str = ""
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,10 @@ def _heading(column: Column, with_group: bool) -> str:
 
 
 def _head(line: Line) -> str:
-    if not line.detail or line.detail == line.head:
-        return escaped(line.head)
-    return f"{escaped(line.head)} ({escaped(line.detail)})"
+    head = escaped(line.head)
+    if line.detail and line.detail != line.head:
+        head += f" ({escaped(line.detail)})"
+    return f"{head}: *{escaped(line.remark)}*" if line.remark else head
 
 
 def _cell(cell: Cell) -> str:

@@ -1,13 +1,21 @@
 """The report of a benchmark's runs as Markdown: its words and tables, without the figures."""
 
 from polymask.benchmarks.findings import Findings
-from polymask.report.benchmark.contents import all_sheets, headline, lead
+from polymask.report.benchmark.contents import (
+    all_sheets,
+    headline,
+    lead,
+    left_out_text,
+    unmoved_text,
+)
 from polymask.report.benchmark.forgetting import safe_text
 from polymask.report.benchmark.plan import plan_facts, recipe_facts
 from polymask.report.benchmark.sheet import escaped, markdown
 
 _CHAPTERS = {
-    "Results": ("results", "validation", "published"),
+    "Results": ("results", "rows", "validation", "published"),
+    "Who is ahead of whom": ("ahead", "ahead_full"),
+    "How each method was trained": ("search", "protocols"),
     "Size against score": ("costs",),
     "Ablation": ("ablation",),
     "Forgetting": ("forgetting", "base"),
@@ -19,9 +27,13 @@ def benchmark_markdown(findings: Findings) -> str:
     """The report's words and tables."""
     plan, sheets = findings.table.plan, all_sheets(findings)
     parts = [f"# {escaped(headline(findings))}", *map(escaped, lead(findings))]
+    words = {
+        "Size against score": left_out_text(findings),
+        "Forgetting": safe_text(findings.forgotten),
+        "Masks and scalars by layer": unmoved_text(findings),
+    }
     for title, names in _CHAPTERS.items():
-        words = [safe_text(findings.forgotten)] if title == "Forgetting" else []
-        body = [*map(escaped, filter(None, words))]
+        body = [escaped(words[title])] if words.get(title) else []
         body += [markdown(sheet) for name in names if (sheet := sheets[name]) is not None]
         if body:
             parts += [f"## {title}", *body]

@@ -1,0 +1,290 @@
+"""Who is ahead of whom: two methods, paired by domain and seed, in numbers and in plain words.
+
+The difference on a domain is the mean over the seeds that both have, d_i; that of the methods is
+the mean over domains. Domains are the units that one generalises over, so ± is the half width of
+the 95 % interval over them, t · s / sqrt(n) with n − 1 degrees of freedom. With fewer than three
+domains it is over seeds, and speaks of these domains alone. Needs no torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import sqrt
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+from typing import Any, Literal
+
+from polymask.benchmarks.records import read_runs
+from polymask.benchmarks.tables import ResultTable, Row, tabulate
+from polymask.errors import BenchmarkError
+
+LEAST_DOMAINS = 3  # for an interval over domains
+_MOST_FLIPS = 16  # units, of which every choice of signs is tried
+
+# Two-sided 95 % points of Student's t for 1, 2, … degrees of freedom.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+Verdict = Literal["ahead", "behind", "cannot be told apart", "nothing can be said"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one method has more than another, in points of test accuracy.
+
+    `left_out` gives domains where the masks of one of the two did not move, and whose they are:
+    nothing is concluded from them.
+    """
+
+    method: str
+    other: str
+    by_domain: Mapping[str, float]  # the mean over seeds
+    seeds: tuple[int, int]  # that a domain has of both: the fewest, the most
+    mean: float | None
+    half_width: float | None  # of the 95 % interval; None: too few for one
+    over: Literal["domains", "seeds", ""]  # what the interval is over
+    p: float | None  # share of all choices of signs whose mean is as far from 0
+    left_out: Mapping[str, str]
+
+    @property
+    def ahead(self) -> int:
+        """On how many domains it is ahead."""
+        return sum(points > 0 for points in self.by_domain.values())
+
+    @property
+    def behind(self) -> int:
+        """On how many domains it is behind."""
+        return sum(points < 0 for points in self.by_domain.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        """In a word or two; an interval that holds 0 tells nobody apart."""
+        if self.mean is None:
+            return "nothing can be said"
+        if self.half_width is None or abs(self.mean) <= self.half_width:
+            return "cannot be told apart"
+        return "ahead" if self.mean > 0 else "behind"
+
+    @property
+    def sentence(self) -> str:
+        """In plain words, as "a is ahead of b by 0.8 ± 0.5 points (4 of 5 domains; 3 seeds)"."""
+        if self.mean is None:
+            whose = sorted(set(self.left_out.values()))
+            why = f"the masks of {' and '.join(whose)} did not move"
+            return (
+                f"nothing can be said of {self.method} and {self.other}: "
+                f"{why if whose else 'they have no domain and seed in common'}"
+            )
+        verdict, domains = self.verdict, len(self.by_domain)
+        if verdict == "cannot be told apart":
+            said = f"{self.method} and {self.other} cannot be told apart: {self.points}"
+            part = f"ahead on {self.ahead} of {_counted(domains, 'domain')}"
+        else:
+            joined = "of " if verdict == "ahead" else ""
+            said = f"{self.method} is {verdict} {joined}{self.other} by {self.points.lstrip('+−')}"
+            share = self.ahead if verdict == "ahead" else self.behind
+            part = f"{share} of {_counted(domains, 'domain')}"
+        return f"{said} ({'; '.join([part, self.seeds_text, *self._remarks()])})"
+
+    @property
+    def points(self) -> str:
+        """The difference and its interval, as "+0.8 ± 0.5 points"."""
+        return f"{self.difference} {self.interval} points".replace("  ", " ")
+
+    @property
+    def difference(self) -> str:
+        """The mean with its sign."""
+        if self.mean is None:
+            return ""
+        rounded = round(self.mean, self._places)
+        return f"{rounded:+.{self._places}f}".replace("-", "−") if rounded else "0"
+
+    @property
+    def interval(self) -> str:
+        """± and the half width, where there is one."""
+        return "" if self.half_width is None else f"± {self.half_width:.{self._places}f}"
+
+    @property
+    def seeds_text(self) -> str:
+        """How many seeds a domain has, as "3 seeds"."""
+        least, most = self.seeds
+        return f"{least} to {most} seeds" if least != most else _counted(most, "seed")
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one JSON object."""
+        return {
+            "method": self.method,
+            "other": self.other,
+            "sentence": self.sentence,
+            "verdict": self.verdict,
+            "difference": self.mean,
+            "half_width": self.half_width,
+            "interval_over": self.over,
+            "p": self.p,
+            "domains": len(self.by_domain),
+            "ahead": self.ahead,
+            "behind": self.behind,
+            "seeds": list(self.seeds),
+            "by_domain": dict(self.by_domain),
+            "left_out": dict(self.left_out),
+        }
+
+    @property
+    def _places(self) -> int:
+        """One decimal, two where one would leave nothing of a number or make the two equal."""
+        numbers = [abs(n) for n in (self.mean, self.half_width) if n]
+        rounded = {round(n, 1) for n in numbers}
+        return 2 if len(rounded | {0.0}) <= len(numbers) else 1
+
+    def _remarks(self) -> list[str]:
+        told = {
+            "domains": "95 % over domains",
+            "seeds": "95 % over seeds, for these domains alone",
+            "": "too few domains and seeds for an interval",
+        }[self.over]
+        whose: dict[str, list[str]] = {}
+        for domain, method in self.left_out.items():
+            whose.setdefault(method, []).append(domain)
+        return [
+            told,
+            *(
+                f"without {', '.join(domains)}, where the masks of {method} did not move"
+                for method, domains in whose.items()
+            ),
+        ]
+
+
+def compare(table: ResultTable, method: str, other: str) -> Comparison:
+    """Compare two methods of one table, named as in its plan, or METHOD-down and METHOD-up."""
+    return compare_rows(find_row(table, method), find_row(table, other), method, other)
+
+
+def compare_pooled(folders: Sequence[str | Path], method: str, other: str) -> Comparison:
+    """Compare two methods over the domains of several folders of runs, each a domain of its own."""
+    names = [Path(folder).name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    parts = []
+    for name, folder in zip(names, folders, strict=True):
+        table = tabulate(read_runs(folder))
+        rows = _find_row(table, method, name), _find_row(table, other, name)
+        parts.append(_differences(*rows, f"{name}/" if len(names) > 1 else ""))
+    return _compared(method, other, parts)
+
+
+def compare_rows(row: Row, reference: Row, method: str = "", other: str = "") -> Comparison:
+    """Compare two rows of a table, under these names or their labels."""
+    return _compared(method or row.label, other or reference.label, [_differences(row, reference)])
+
+
+def compare_with(table: ResultTable, other: str) -> tuple[Comparison, ...]:
+    """Every row that has results against the row of this method; none where it has no row."""
+    reference = table.row(other)
+    if reference is None or not reference.outcomes:
+        return ()
+    rows = [row for row in table.rows if row.outcomes and row is not reference]
+    return tuple(compare_rows(row, reference) for row in rows)
+
+
+def find_row(table: ResultTable, name: str) -> Row:
+    """The row that is called so: METHOD, or METHOD-down and METHOD-up where it has both."""
+    return _find_row(table, name, table.plan.benchmark)
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """Points by domain and seed, and domains that are left out."""
+
+    points: Mapping[str, Mapping[int, float]]
+    left_out: Mapping[str, Literal["method", "other"]]
+
+
+def _find_row(table: ResultTable, name: str, place: str) -> Row:
+    names = {_name(row): row for row in table.rows}
+    found = [row for label, row in names.items() if name in (label, row.method)]
+    if len(found) != 1:
+        many = "several rows" if found else "no row"
+        raise BenchmarkError(f"{place} has {many} {name!r}; it has {', '.join(names)}")
+    return found[0]
+
+
+def _name(row: Row) -> str:
+    return f"{row.method}-{row.direction}" if row.direction else row.method
+
+
+def _differences(row: Row, reference: Row, prefix: str = "") -> _Differences:
+    points: dict[str, dict[int, float]] = {}
+    left_out: dict[str, Literal["method", "other"]] = {}
+    still = row.still, reference.still
+    for domain, values in row.values.items():
+        against = reference.values.get(domain, {})
+        shared = sorted(set(values) & set(against))
+        learned = row.found_on(domain) and reference.found_on(domain)  # not the base's own domain
+        if not (shared and learned):
+            continue
+        if domain in still[0]:
+            left_out[f"{prefix}{domain}"] = "method"
+        elif domain in still[1]:
+            left_out[f"{prefix}{domain}"] = "other"
+        else:
+            points[f"{prefix}{domain}"] = {seed: values[seed] - against[seed] for seed in shared}
+    return _Differences(points, left_out)
+
+
+def _compared(method: str, other: str, parts: Sequence[_Differences]) -> Comparison:
+    points = {domain: found for part in parts for domain, found in part.points.items()}
+    names = {"method": method, "other": other}
+    left_out = {domain: names[whose] for part in parts for domain, whose in part.left_out.items()}
+    by_domain = {domain: fmean(found.values()) for domain, found in points.items()}
+    counts = [len(found) for found in points.values()]
+    over, units = _units(points, by_domain)
+    return Comparison(
+        method,
+        other,
+        by_domain,
+        (min(counts, default=0), max(counts, default=0)),
+        fmean(by_domain.values()) if by_domain else None,
+        student(len(units) - 1) * stdev(units) / sqrt(len(units)) if units else None,
+        over,
+        _sign_flips(units) if units else None,
+        left_out,
+    )
+
+
+def _units(
+    points: Mapping[str, Mapping[int, float]], by_domain: Mapping[str, float]
+) -> tuple[Literal["domains", "seeds", ""], list[float]]:
+    """What the interval is over: domains, or with too few of them the seeds that have them all."""
+    if len(by_domain) >= LEAST_DOMAINS:
+        return "domains", list(by_domain.values())
+    whole = set.intersection(*map(set, points.values())) if points else set()
+    if len(whole) < 2:
+        return "", []
+    return "seeds", [fmean(found[seed] for found in points.values()) for seed in sorted(whole)]
+
+
+def student(freedom: int) -> float:
+    """The two-sided 95 % point of Student's t.
+
+    Beyond the table z + (z³ + z) / 4f + (5z⁵ + 16z³ + 3z) / 96f² + …, right to four digits.
+    """
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    z, f = NormalDist().inv_cdf(0.975), freedom
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * f**3)
+    return z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2) + third
+
+
+def _sign_flips(units: Sequence[float]) -> float | None:
+    """Were neither ahead, every sign could as well be the other: the share of 2^n choices whose sum
+    is as far from 0 as the one that was seen.
+    """
+    if len(units) > _MOST_FLIPS:
+        return None
+    seen = abs(sum(units)) * (1 - 1e-9)  # sums in another order differ in their last bits
+    flips = product((1, -1), repeat=len(units))
+    far = sum(abs(sum(s * u for s, u in zip(signs, units, strict=True))) >= seen for signs in flips)
+    return far / float(2 ** len(units))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
