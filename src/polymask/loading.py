@@ -40,7 +40,8 @@ def load_domain(path: str | Path, base: Base) -> Domain:
             "trained on, or retrain"
         )
     try:
-        method = create_method(manifest.method, **manifest.options)
+        unnamed = create_method(manifest.method).unnamed
+        method = create_method(manifest.method, **{**unnamed, **manifest.options})
         # The sites are the pack's own: which ones the base was loaded with does not matter.
         used = {name.split("/")[1] for name in tensors if name.startswith("transform/")}
         sites = {name: site for name, site in base.all_sites.items() if name in used}
