@@ -19,6 +19,7 @@ from polymask.errors import DomainError
 from polymask.merging import merge
 from polymask.methods import Method, Part, Stored, Transform, create_method
 from polymask.norms import OwnNorm
+from polymask.reach import check_reach
 from polymask.surgery import put_tensors, structural_copy
 from polymask.survey import Site
 
@@ -295,6 +296,7 @@ def new_domain(
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
     domain = Domain(base, method.first_stage(), classes)
+    check_reach(domain)
     domain.begin(base)
     return domain
 
@@ -305,9 +307,15 @@ def skeleton(
     classes: Sequence[str] | None,
     sites: Mapping[str, Site] | None = None,
 ) -> Domain:
-    """A domain without memory for its tensors: names, shapes and types only."""
+    """A domain without memory for its tensors: names, shapes and types only.
+
+    `sites` are those of a domain that was made already; one that is yet to be made is checked.
+    """
     with torch.device("meta"):
-        return Domain(base, method, classes, sites)
+        domain = Domain(base, method, classes, sites)
+    if sites is None:
+        check_reach(domain)
+    return domain
 
 
 def check_classes(classes: Sequence[str]) -> list[str]:

@@ -53,9 +53,10 @@ def load_domain(path: str | Path, base: Base) -> Domain:
 
 
 def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A pack's options without those that its method no longer has."""
-    retired = create_method(method).retired
-    return {name: value for name, value in options.items() if name not in retired}
+    """A pack's options as its method has them now: without retired ones, and with newer ones."""
+    known = create_method(method)
+    kept = {name: value for name, value in options.items() if name not in known.retired}
+    return {**known.unnamed, **kept}
 
 
 def _checked(

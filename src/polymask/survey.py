@@ -48,6 +48,13 @@ class Site:
         return torch.Size(self.channel_shape).numel()
 
     @property
+    def depthwise(self) -> bool:
+        """Whether every filter reads one channel, of several that there are."""
+        is_transposed = self.kind.startswith("conv_transpose")
+        inputs = self.shape[0] // self.groups if is_transposed else self.shape[1]
+        return self.groups > 1 and inputs == 1
+
+    @property
     def channel_view(self) -> tuple[int, ...]:
         """A shape of the weight in which `channel_shape` broadcasts over it.
 

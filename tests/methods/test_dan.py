@@ -7,6 +7,7 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, tiny_base, trained
+from polymask.domain import skeleton
 from polymask.methods.dan import Dan
 from polymask.survey import Site
 
@@ -61,7 +62,7 @@ def test_a_controller_mixes_the_outputs_of_a_transposed_convolution(groups):
 def test_a_controller_of_a_linear_layer_is_a_linear_layer_after_it():
     torch.manual_seed(0)
     layer = nn.Linear(5, 7, bias=False).double()
-    transform = random_controller(layer, "linear")
+    transform = random_controller(layer, "linear", always=True)
     x = torch.randn(3, 5, dtype=torch.float64)
     y = F.linear(x, transform.weight(layer.weight))
     torch.testing.assert_close(y, F.linear(layer(x), transform.controller[0]), rtol=0, atol=1e-11)
@@ -84,7 +85,7 @@ def test_stacked_projections_of_query_key_and_value_are_not_mixed():
     attention = nn.MultiheadAttention(4, 2, bias=False).double()
     W = attention.in_proj_weight
     site = Site("a.in_proj_weight", (12, 4), "in_projection", 1, "", False, None, False, W.dtype)
-    transform = Dan().transform(site)
+    transform = Dan(always=True).transform(site)
     P = nn.init.normal_(transform.controller)
     assert P.shape == (3, 4, 4)
     expected = torch.cat([P[i] @ part for i, part in enumerate(W.chunk(3))])
@@ -123,8 +124,8 @@ def test_a_controller_starts_near_the_identity_as_in_the_original_code(method, g
 def test_where_the_base_has_a_bias_the_domain_learns_its_own(method):
     base = tiny_base()
     with_bias = {name for name, site in base.sites.items() if site.has_bias}
-    fresh = pm.new_domain(base, method, ["a", "b", "c"]).weights(base)
-    learned = trained(base, method).weights(base)
+    fresh = pm.new_domain(base, method, ["a", "b", "c"], always=True).weights(base)
+    learned = trained(base, method, always=True).weights(base)
     biases = {name for name in fresh if name.endswith(".bias")}
     assert biases == {base.sites[name].bias for name in with_bias} == {"plain.bias", "hidden.bias"}
     assert all(torch.equal(fresh[name], base.tensor(name)) for name in biases)
@@ -144,7 +145,7 @@ def test_a_site_is_left_alone_where_its_controller_would_not_be_smaller():
     base = tiny_base()
 
     def controlled(method):
-        domain = pm.new_domain(base, method, None, always=False)
+        domain = pm.new_domain(base, method, None)
         return {name.removesuffix(".weight") for name, _ in domain.named_transforms()}
 
     # 1x1, 16 to 16 channels: as many numbers as P. Depthwise: one of P for nine weights.
@@ -163,7 +164,7 @@ def test_autocast_does_not_round_the_weights_that_a_controller_gives():
 
 
 @pytest.mark.parametrize(
-    ("options", "numbers", "params"), [({}, 774_400, 2.19), ({"always": False}, 688_384, 2.06)]
+    ("options", "numbers", "params"), [({"always": True}, 774_400, 2.19), ({}, 688_384, 2.06)]
 )
 def test_controllers_of_ten_domains_take_what_the_literature_counts(options, numbers, params):
     base = pm.load_base("decathlon-wrn28", pretrained=False, device="meta")
@@ -171,6 +172,18 @@ def test_controllers_of_ten_domains_take_what_the_literature_counts(options, num
     assert account.components["weights"] == numbers * 32
     assert account.components["norm_affine"] == account.components["bias"] == 0
     assert round(account.params_paper, 2) == params
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet50", "efficientnet-lite0"])
+def test_no_controller_costs_more_than_the_layer_so_dan_stays_below_fine_tuning(name):
+    base = pm.load_base(name, pretrained=False, device="meta")
+    for site, controller in skeleton(base, pm.create_method("dan"), None).named_transforms():
+        assert controller.controller.numel() < base.sites[site].numel
+    own, everywhere, whole = (
+        pm.account(base, method, domains=6).params_paper
+        for method in ("dan", Dan(always=True), "finetune")
+    )
+    assert own < 1.6 < whole < everywhere
 
 
 def test_a_diagonal_controller_counts_as_one_scalar_per_output_channel():

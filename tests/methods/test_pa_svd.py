@@ -4,12 +4,15 @@ import pytest
 import torch
 
 import polymask as pm
-from nets import block_base
+from nets import block_base, logits, tiny_base, trained
 from polymask.errors import MethodError
+from polymask.methods.parallel_adapter import CentreTap
+from polymask.pack import read_pack, write_pack
 from polymask.recipes import Recipe
 from polymask.sequence import Lesson, fit_all
 from test_train import Fixed
 
+ADAPTERS = "parallel-adapter"
 RECIPE = Recipe(epochs=2, rate=1e-3, head_rate=1e-2, drops=(), batch_size=8)
 
 
@@ -70,8 +73,42 @@ def test_half_the_rank_costs_half_of_what_parallel_adapters_cost():
     base = pm.load_base("decathlon-resnet26", pretrained=False, device="meta")
     full = pm.account(base, "parallel-adapter", domains=10)
     half = pm.account(base, "pa-svd", domains=10)
-    assert half.components["weights"] * 2 == full.components["weights"]
+    stem = 32 * 32 * 3  # bits; its adapter, of 3 channels, stays whole
+    assert (half.components["weights"] - stem) * 2 == full.components["weights"] - stem
     assert half.params_paper == pytest.approx(1.5706, abs=1e-4)  # the paper prints 1.5
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "torchvision:resnet50", "decathlon-wrn28"])
+@pytest.mark.parametrize("domains", [3, 10])
+def test_factors_never_cost_more_than_the_adapters_that_they_replace(name, domains):
+    base = pm.load_base(name, pretrained=False, device="meta")
+    costs = [pm.account(base, m, domains=domains).params_paper for m in ("pa-svd", ADAPTERS)]
+    assert costs[0] <= costs[1]
+
+
+def test_beside_a_depthwise_convolution_each_domain_keeps_the_adapter_that_it_learned():
+    base = tiny_base()
+    method, domains = learned(base)
+    settled = method.settle(base, domains)
+    for before, after in zip(domains, settled, strict=True):
+        then, now = (dict(d.named_transforms()) for d in (before, after))
+        kept = {name for name, tap in now.items() if isinstance(tap, CentreTap)}
+        assert kept == {"stem.weight", "depthwise.weight", "grouped.weight"}
+        for name in kept:
+            assert torch.equal(now[name].adapter, then[name].adapter)
+            assert now[name].adapter.requires_grad
+
+
+def test_a_pack_from_when_every_site_was_factored_loads(tmp_path):
+    base = tiny_base()
+    domain = trained(base, "pa-svd", everywhere=True).eval()
+    domain.save(tmp_path / "d.safetensors")
+    manifest, tensors = read_pack(tmp_path / "d.safetensors")
+    del manifest.options["everywhere"]
+    write_pack(tmp_path / "old.safetensors", manifest, tensors)
+    loaded = pm.load_domain(tmp_path / "old.safetensors", base)
+    assert torch.equal(logits(base, loaded), logits(base, domain))
+    assert "transform/depthwise.weight/shared" in loaded.stored()
 
 
 def test_a_share_out_of_range_is_refused():

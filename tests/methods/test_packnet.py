@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polymask as pm
-from nets import batch, tiny_base, trained
+from nets import batch, logits, tiny_base, trained
 from polymask.bits import Bits
 from polymask.methods.packnet import BASE, FREE, PackNet, smallest
+from polymask.pack import read_pack, write_pack
 from polymask.recipes import Recipe
 from polymask.survey import Site
 from polymask.train import fit
@@ -138,8 +139,8 @@ def test_no_optimiser_moves_a_weight_of_somebody_else(optimiser):
 
 
 def test_a_stage_prunes_the_domains_own_weights_layer_by_layer(base):
-    method = PackNet(name="packnet", prune=0.6)
-    domain = trained(base, "packnet", prune=0.6).frozen()
+    method = PackNet(name="packnet", capacity=3, prune=0.6)
+    domain = trained(base, "packnet", capacity=3, prune=0.6).frozen()
     following = method.next_stage(base, domain, lambda: iter(()))
     assert following.method == replace(method, pruned=True)
     assert torch.equal(following.head.weight, domain.head.weight)
@@ -147,7 +148,8 @@ def test_a_stage_prunes_the_domains_own_weights_layer_by_layer(base):
         before, W = packed(domain)[site], base.tensor(site)
         own = before.owner == 2
         sizes = before.values[own].abs().sort().values
-        kept = own & (before.values.abs() > sizes[round(0.6 * len(sizes)) - 1])
+        cut = sizes[round(0.6 * len(sizes)) - 1] if len(sizes) else 0.0  # depthwise: none
+        kept = own & (before.values.abs() > cut)
         base_own = before.owner == BASE
         expected = torch.where(kept | base_own, before.weight(W), torch.zeros_like(W))
         assert torch.equal(now.weight(W), expected)
@@ -164,12 +166,15 @@ def test_training_ends_after_pruning_and_for_the_base_and_the_last_domain(base, 
 
 
 def test_a_pruned_domain_trains_once_more_at_half_the_length(base):
-    domain = pm.new_domain(base, "packnet", CLASSES)
+    domain = pm.new_domain(base, "packnet", CLASSES, capacity=3)
     history = fit(base, domain, Patterns(1), Patterns(1, 1), RECIPE)
     assert len(history) == 4 + 2
     assert domain.method.pruned
-    for transform in packed(domain).values():
+    for site, transform in packed(domain).items():
         free = transform.owner == FREE
+        if base.sites[site].depthwise:
+            assert (transform.owner == BASE).all()
+            continue
         assert (transform.values[free] == 0).all()
         share = free.sum() / (free.sum() + (transform.owner == 2).sum())
         # In a small layer more than the share goes: weights that never left 0 are ties.
@@ -262,6 +267,59 @@ def test_six_domains_cost_three_bits_a_weight_for_all_of_them(name, printed):
     assert account.params_stored == account.params_paper
 
 
+@pytest.mark.parametrize(("domains", "planes"), [(2, 1), (3, 2), (4, 2), (5, 3), (6, 3), (10, 4)])
+def test_the_owners_have_room_for_the_domains_there_are_and_no_more(base, domains, planes):
+    account = pm.account(base, "packnet", domains=domains)
+    assert account.components["index"] == planes * account.masked_weights
+    method = pm.create_method("packnet").for_domains(domains)
+    last = pm.new_domain(base, replace(method, place=domains - 1), CLASSES)
+    assert last.method.next_stage(base, last.frozen(), lambda: iter(())) is None
+    assert pm.create_method("packnet", capacity=12).for_domains(domains).capacity == 12
+
+
+def test_a_domain_that_is_made_alone_is_the_last_and_the_next_is_told_what_to_do(base):
+    alone = pm.new_domain(base, "packnet", CLASSES).frozen()
+    assert alone.method.next_stage(base, alone, lambda: iter(())) is None
+    second = pm.new_domain(base, alone.method.after([alone]), CLASSES)
+    with pytest.raises(pm.MethodError, match=r"place 1, of capacity=2 .*or all of them by fit_all"):
+        second.method.follow(second, [alone])
+
+
+@pytest.mark.parametrize("place", [1, 3, 5])
+def test_a_pack_from_before_the_rule_for_depthwise_kernels_loads(base, place, tmp_path):
+    """Its manifest names capacity=6 and prune_base=0.5, and knows no prune_depthwise."""
+    options = {"capacity": 6, "prune_base": 0.5, "place": place}
+    domain = trained(base, "packnet", **options, prune_depthwise=True).eval()
+    domain.save(tmp_path / "d.safetensors")
+    manifest, tensors = read_pack(tmp_path / "d.safetensors")
+    del manifest.options["prune_depthwise"]
+    write_pack(tmp_path / "old.safetensors", manifest, tensors)
+    loaded = pm.load_domain(tmp_path / "old.safetensors", base)
+    assert torch.equal(logits(base, loaded), logits(base, domain))
+
+
+@pytest.mark.parametrize(
+    ("options", "share", "depthwise"),
+    [
+        ({}, 0.25, 0.0),
+        ({"place": 0}, 0.5, 0.0),
+        ({"prune_base": 0.4}, 0.4, 0.0),
+        ({"place": 0, "prune_base": 0.4, "prune_depthwise": True}, 0.4, 0.4),
+    ],
+)
+def test_depthwise_kernels_stay_and_a_base_that_is_not_retrained_loses_less(
+    base, options, share, depthwise
+):
+    domain = pm.new_domain(base, "packnet", CLASSES, **options)
+    assert any(site.depthwise for site in base.sites.values())
+    for name, transform in packed(domain).items():
+        site = base.sites[name]
+        gone = round((depthwise if site.depthwise else share) * site.numel)
+        assert int((transform.owner != BASE).sum()) == gone
+        if not gone:
+            assert torch.equal(transform.weight(base.tensor(name)), base.tensor(name))
+
+
 def test_more_domains_take_more_bits():
     base = pm.load_base("decathlon-resnet26", pretrained=False, device="meta")
     ten = pm.account(base, PackNet(capacity=10), domains=10)
@@ -291,7 +349,7 @@ def test_weights_keep_the_bases_type_and_bits_in_both_forms(dtype):
 )
 def test_transposed_and_grouped_convolutions_without_norms_are_packed_too(net, tmp_path):
     base = pm.load_base(net, input=pm.InputSpec((3, 8, 8), (0.5,) * 3, (0.5,) * 3))
-    domain = pm.new_domain(base, "packnet", CLASSES)
+    domain = pm.new_domain(base, "packnet", CLASSES, prune_depthwise=True)
     images = torch.randn(4, 3, 8, 8, dtype=base.tensor("0.weight").dtype)
     domain(base, images).square().sum().backward()
     assert packed(domain)["0.weight"].learned.grad.any()
@@ -305,11 +363,13 @@ def test_transposed_and_grouped_convolutions_without_norms_are_packed_too(net, t
     [
         ({"capacity": 1}, "capacity=1 must be a whole number from 2 to 128"),
         ({"capacity": 6.0}, r"capacity=6\.0 must be a whole number"),
-        ({"place": 6}, "place=6 must be a whole number from 0 to 5"),
+        ({"place": 6, "capacity": 6}, "place=6 must be a whole number from 0 to 5"),
+        ({"place": 128}, "place=128 must be a whole number from 0 to 127"),
         ({"place": True}, "place=True must be a whole number"),
         ({"prune": 1.5}, r"prune=1\.5 must be a number from 0 to 1"),
         ({"prune_base": "half"}, "prune_base='half' must be a number from 0 to 1"),
         ({"pruned": 1}, "pruned=1 must be true or false"),
+        ({"prune_depthwise": 0}, "prune_depthwise=0 must be true or false"),
     ],
 )
 def test_a_senseless_option_is_refused_by_name(options, message):

@@ -26,6 +26,7 @@ class HeadOnly(Method):
     differences: ClassVar[str] = (
         "None that matters: a head on frozen features, with the base's norms or with own ones."
     )
+    leaves_sites: ClassVar[bool] = True
 
     def transform(self, site: Site) -> None:
         """Leave every site as the base has it."""

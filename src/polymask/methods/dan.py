@@ -6,12 +6,15 @@ P is the controller, C_out x C_out ("linear") or diagonal. It is what a 1x1 conv
 layer would be. Groups are kept apart: P is one block a group of output channels, so that it mixes
 only filters that read the same channels, and of a depthwise convolution it is diagonal anyway.
 The projections of query, key and value that `nn.MultiheadAttention` stacks are three blocks.
+
+A site where P would have no fewer numbers than W (of a plain convolution, where C_out >= C_in k²)
+stays the base's, bias and all. So no site costs more than its weights.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +29,27 @@ class Dan(Method):
     """W~ = P mat(W), and a bias of the domain's own where the base has one.
 
     `start`: "original" is P = I + diag(N(0, 1)) / C_out; "identity" is the base itself.
-    `always=False` leaves a site alone where P has no fewer numbers than W.
+    `always` puts a P everywhere, even where it has more numbers than W.
     The scale and shift of the norms stay the base's while their statistics follow the domain.
     """
 
     norms: NormPolicy = "stats"
     controller: Literal["linear", "diagonal"] = "linear"
     start: Literal["original", "identity"] = "original"
-    always: bool = True
+    always: bool = False
 
     title: ClassVar[str] = "deep adaptation networks"
     reference: ClassVar[str] = "arXiv 1705.04228"
     differences: ClassVar[str] = (
         "The released code touches two-dimensional convolutions only; here linear, attention and "
         "transposed layers have controllers too, and groups a block each. Its low-rank controller "
-        "and the switch that mixes base and new weights are not here. Its optimiser was "
-        "YellowFin; here it is the recipe's."
+        "and the switch that mixes base and new weights are not here. On the decathlon it controls "
+        "every convolution (`always=True`); in a network of many 1x1 convolutions that is larger "
+        "than fine-tuning, so by default a layer has a controller only where that is smaller than "
+        "the layer, the other rule of its code. Its optimiser was YellowFin; here it is the "
+        "recipe's."
     )
+    wider: ClassVar[Mapping[str, Any]] = {"always": True}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -75,6 +75,7 @@ class Transform(Part, ABC):
 
     # In training mode `output` stands for `weight`; in eval mode both would give the same.
     acts_on_output: ClassVar[bool] = False
+    adapts: ClassVar[bool] = True  # not where it only carries what all domains share
 
     def begin(self, base_weight: Tensor) -> None:
         """Look at W once, when a domain is new."""
@@ -171,6 +172,9 @@ class Method(ABC):
     cumulative: ClassVar[bool] = False  # a domain keeps all that the earlier ones have
     refines: ClassVar[Stage | None] = None  # the stage of what `settle` leaves to learn on, if any
     joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
+    leaves_sites: ClassVar[bool] = False  # norms and head are all that a domain learns
+    wider: ClassVar[Mapping[str, Any]] = {}  # options that reach more of a base's sites
+    unnamed: ClassVar[Mapping[str, Any]] = {}  # newer options, as packs that lack them mean them
     head_share: ClassVar[float] = 0.0  # of the epochs, at first, in which only the head learns
     retired: ClassVar[tuple[str, ...]] = ()  # options of earlier versions, which packs may have
 

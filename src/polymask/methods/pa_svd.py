@@ -6,11 +6,14 @@ Every domain first learns full parallel adapters A_t (C_out, C_in / groups). The
 are set side by side over the domains; their r leading left singular vectors are U (C_out, r), kept
 once for all domains, and V_t = U' A_t (r, C_in / groups) is what a domain keeps. U stays; the V_t
 learn on. So it takes all domains (`fit_all`); a domain that is made alone has a U drawn at random.
+
+Where r > C_in / groups, U alone has more numbers than A_t: beside a depthwise convolution, whose
+A_t is a number per channel, far more. Such a site keeps its A_t, which learns on.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +31,14 @@ if TYPE_CHECKING:
 class PaSvd(ParallelAdapter):
     """W~ = W + U V_t at the centre tap; r is the share `keep` of C_out.
 
+    `everywhere` puts factors also where they have more numbers than the adapter that they replace.
     `factored` is False for domains that have yet to learn their full adapters. These start at
     zero: what is left of a random start after short training is noise of full rank, and half of
     the rank would cut it off.
     """
 
     keep: float = 0.5
+    everywhere: bool = False
     factored: bool = True
 
     title: ClassVar[str] = "parallel adapters in factors"
@@ -41,14 +46,18 @@ class PaSvd(ParallelAdapter):
     differences: ClassVar[str] = (
         "There is no public code, and the rank is not published: half of the output channels is "
         "our choice, and so is the recipe of the last stage. U is found by one SVD a layer over "
-        "all domains, as the paper describes it."
+        "all domains, as the paper describes it. Its network has 3x3 convolutions of many channels "
+        "alone; here an adapter stays whole where U would be larger than it is (r > C_in / "
+        "groups): depthwise convolutions, and the first layer."
     )
+    unnamed: ClassVar[Mapping[str, Any]] = {"everywhere": True}
 
     refines: ClassVar[Stage | None] = Stage(1 / 3, 0.1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("keep", 0.0, 1.0)
+        self.check_choice("everywhere", (True, False))
         self.check_choice("factored", (True, False))
 
     def transform(self, site: Site) -> Transform | None:
@@ -56,7 +65,14 @@ class PaSvd(ParallelAdapter):
         full = super().transform(site)
         if not isinstance(full, CentreTap) or not self.factored:
             return full
-        return FactoredTap(self, full, site)
+        rows, columns = full.adapter.shape
+        if self.rank(rows) > columns and not self.everywhere:
+            return full
+        return FactoredTap(full, self.rank(rows))
+
+    def rank(self, rows: int) -> int:
+        """The r of an adapter with so many rows."""
+        return max(1, round(self.keep * rows))
 
     def after(self, earlier: Sequence["Domain"]) -> Method:
         """Full adapters first."""
@@ -70,9 +86,13 @@ class PaSvd(ParallelAdapter):
         after = [dict(domain.named_transforms()) for domain in settled]
         for site in sites:
             adapters = [_adapter(transforms[site]) for transforms in before]
+            taps = [transforms[site] for transforms in after]
+            if isinstance(taps[0], CentreTap):
+                for tap, adapter in zip(taps, adapters, strict=True):
+                    _adapter(tap).copy_(adapter)
+                continue
             vectors = torch.linalg.svd(torch.cat(adapters, 1), full_matrices=True)[0]
-            for adapter, transforms in zip(adapters, after, strict=True):
-                tap = transforms[site]
+            for tap, adapter in zip(taps, adapters, strict=True):
                 assert isinstance(tap, FactoredTap)
                 tap.take(vectors[:, : tap.shared.shape[1]], adapter)
         return settled
@@ -85,10 +105,9 @@ class FactoredTap(Transform):
 
     shared: Tensor
 
-    def __init__(self, method: PaSvd, full: CentreTap, site: Site) -> None:
+    def __init__(self, full: CentreTap, rank: int) -> None:
         super().__init__()
         rows, columns = full.adapter.shape
-        rank = max(1, round(method.keep * rows))
         self.tap_shape, self.padding = full.tap_shape, full.padding
         dtype = full.adapter.dtype
         start = torch.zeros(rows, rank, dtype=dtype)

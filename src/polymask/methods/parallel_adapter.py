@@ -11,7 +11,7 @@ so it is block-diagonal: beside a depthwise one, a number per channel.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ class ParallelAdapter(Method):
         "first or second convolution of a block; patterns over sites (`include`, `exclude`) do "
         "that here. The two forms agree where the padding is half the kernel."
     )
+    wider: ClassVar[Mapping[str, Any]] = {"sites": "all"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

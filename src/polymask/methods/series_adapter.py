@@ -16,7 +16,7 @@ parameters that are not the weight of a layer are left alone.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +62,7 @@ class SeriesAdapter(Method):
         "reimplementation; its released code lets that of A reach norms and head too. Here the "
         "penalty is on A alone, 0 and 0.002."
     )
+    wider: ClassVar[Mapping[str, Any]] = {"sites": "all"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -140,6 +140,7 @@ class MovedWeight(MovedLayer):
     """One site's D, where there is no adapter."""
 
     components: ClassVar[Mapping[str, str]] = {"delta": "moved"}
+    adapts: ClassVar[bool] = False
 
     def __init__(self, site: Site, *, learns: bool) -> None:
         super().__init__()
