@@ -4,7 +4,7 @@ import pytest
 
 import polymask as pm
 from nets import tiny_base, trained
-from polymask.accounting import component_bits
+from polymask.accounting import account_fitted, component_bits
 
 PAPER = [  # base, domains, affine-full, piggyback
     ("torchvision:resnet50", 6, 1.17, 1.16),
@@ -67,3 +67,23 @@ def test_the_bits_counted_are_the_bits_in_the_file(tmp_path):
 def test_senseless_counts_are_refused(option, value):
     with pytest.raises(pm.PolymaskError, match=f"{option}={value}"):
         pm.account(tiny_base(), "affine-full", **{option: value})
+
+
+def test_a_fitted_domain_is_charged_for_what_it_stores_and_not_for_its_prototype():
+    base = tiny_base()
+    prototype = pm.account(base, "covnorm", domains=4)
+    ranks = {name: (1, 1) for name, _ in pm.new_domain(base, "covnorm", None).named_transforms()}
+    small = pm.new_domain(base, "covnorm", None, ranks=ranks)
+    fitted = account_fitted(base, [small.frozen()], domains=4)
+    assert fitted.params_paper < prototype.params_paper
+    stored = sum(bits for name, bits in component_bits(small).items() if name != "norm_statistics")
+    size = sum(p.numel() for p in base.net.parameters())
+    assert fitted.params_paper == pytest.approx(1 + 3 * stored / (32 * size))
+
+
+def test_fitted_domains_of_different_sizes_count_as_their_mean():
+    base = tiny_base()
+    one, two = (pm.new_domain(base, "lora-conv", None, rank=rank) for rank in (1, 3))
+    each = [account_fitted(base, [d], domains=3).params_paper for d in (one, two)]
+    both = account_fitted(base, [one, two], domains=3).params_paper
+    assert both == pytest.approx(sum(each) / 2)

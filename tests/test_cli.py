@@ -53,6 +53,14 @@ def test_learn_says_what_it_chose_and_prints_json_only_on_standard_output(room):
     assert "a second" in said
 
 
+def test_learn_takes_a_method_with_options_and_fields_of_the_recipe(room):
+    words = "learn small --data digits --limit 40 --method lora-conv:rank=2:epochs=1:side=32"
+    result = json.loads(polymask(*words.split(), "--json", cwd=room).stdout)
+    manifest = pm.inspect(room / result["pack"]).manifest
+    assert (manifest.method, manifest.options["rank"]) == ("lora-conv", 2)
+    assert (manifest.recipe["epochs"], manifest.recipe["side"]) == (1, 32)
+
+
 def test_learn_leaves_a_log_and_no_checkpoint(room):
     files = {path.name for path in (room / "library" / "digits.run").iterdir()}
     assert files == {"log.jsonl"}

@@ -61,7 +61,7 @@ def test_domains_learn_full_adapters_and_then_factors_on_a_common_space():
         for name, offset in (("one", 0), ("two", 7))
     }
     fitted = fit_all(base, lessons, "pa-svd", RECIPE)
-    assert [len(history) for history in fitted.histories.values()] == [3, 3]  # 2 epochs, then 1
+    assert [len(history) for history in fitted.histories.values()] == [2, 2]  # one, then one
     one, two = (dict(d.named_transforms()) for d in fitted.domains.values())
     assert all(torch.equal(one[name].shared, two[name].shared) for name in one)
     assert not all(torch.equal(one[name].own, two[name].own) for name in one)

@@ -112,7 +112,7 @@ class PackNet(Method):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Learning, then what is left after pruning, as in the original: 20 and 10 epochs."""
-        pruned = 0 < self.place < self.capacity - 1
+        pruned = 0 < self.place < self.rooms - 1
         return (Stage(2 / 3), Stage(1 / 3, 0.1)) if pruned else (Stage(1.0),)
 
     def transform(self, site: Site) -> "PackedWeight":
