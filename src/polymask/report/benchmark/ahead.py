@@ -45,13 +45,9 @@ def comparison_sheet(name: str, comparisons: Sequence[Comparison]) -> Sheet | No
 
 
 def _words(one: Comparison) -> str:
-    words = {
-        "ahead": f"ahead of {one.other}",
-        "behind": f"behind {one.other}",
-    }.get(one.verdict, one.verdict)
-    if one.left_out:
-        words += f"; without {', '.join(one.left_out)}, where masks did not move"
-    return words
+    if not one.left_out:
+        return one.verdict
+    return f"{one.verdict}; without {', '.join(one.left_out)}, where masks did not move"
 
 
 def _why(one: Comparison) -> str:
