@@ -88,6 +88,7 @@ def learn(
     if isinstance(method, str):
         decided = recipe.method_options(create_method(method).norms)
         method = create_method(method, **(decided | options))
+    method.check_own(False)  # these are one domain's images
     domain = new_domain(base, method, data.classes).to(base.device)
     domain.input = replace(recipe.input(base.input), squash=data.squash)
     history = fit(

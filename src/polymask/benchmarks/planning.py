@@ -49,6 +49,7 @@ def make_plan(request: Request) -> tuple[Plan, list[Job]]:
             f"methods {', '.join(request.methods)} and seeds {request.seeds}: name each once"
         )
     for method in methods.values():
+        method.check_own(request.suite.own is not None)
         skeleton(base, method, ["a", "b"])  # a method that this base cannot have says so
     known = {"", *request.suite.domains}
     for domain in request.suite.domains:
