@@ -1,4 +1,10 @@
-"""Training several domains together: round-robin, one batch of each, one step for each batch."""
+"""Training several domains together: round-robin, one batch of each, one step for each batch.
+
+An epoch has as many rounds as the largest domain has batches, so that it is one pass over that
+domain. The others begin again when they are through, in another order, and go on from one epoch to
+the next where they were: round r of the whole training takes batch r mod n of pass r div n, for n
+batches. So no image is left out, and a domain's share of the steps is that of any other.
+"""
 
 import math
 import statistics
@@ -41,7 +47,9 @@ class JointRun:
         recipe: Recipe,
         seed: int,
     ) -> None:
-        self.domains, self.steps = domains, min(len(train) for train in trains)
+        if not all(len(train) for train in trains):
+            raise TrainingError("a domain has no batch to train on; give it images, or take it out")
+        self.domains, self.steps = domains, max(len(train) for train in trains)
         objectives = [
             domain.method.objective(base, domain, partial(_images, base, train, recipe))
             for domain, train in zip(domains, trains, strict=True)
@@ -58,7 +66,7 @@ class JointRun:
     @property
     def identity(self) -> object:
         """What must be the same for a checkpoint to be of this run."""
-        return plain([run.identity for run in self.runs])
+        return plain([self.steps, *(run.identity for run in self.runs)])
 
     def finish_epoch(self, accuracies: Sequence[float | None], recipe: Recipe) -> None:
         """Close the epoch, and keep all domains if they are the best so far on average."""
@@ -124,8 +132,8 @@ def fit_joint(
 ) -> list[list[EpochRecord]]:
     """Train domains together, then turn each into its stored form; the history of each.
 
-    An epoch is as long as the shortest of `trains`, as in the original of joint adapters. The
-    best epoch is that of the best mean accuracy on val.
+    An epoch is as long as the longest of `trains`; the others begin again. The best epoch is that
+    of the best mean accuracy on val.
     """
     if recipe.selection == "best" and any(val is None for val in vals):
         raise TrainingError("selection='best' needs val; give it, or set selection='last'")
@@ -169,14 +177,13 @@ def _train_epoch(
     """The rest of the current epoch, or what comes before a signal to stop."""
     for learner in run.learners:
         learner.domain.train()
-    for batches in zip(*(t.batches(run.epoch, run.step) for t in trains), strict=False):
-        if run.step >= run.steps or stop.is_set():
-            return
+    sources = [_passes(train, run.epoch * run.steps + run.step) for train in trains]
+    while run.step < run.steps and not stop.is_set():
         when = run.epoch + run.step / run.steps
-        for place, (learner, its, batch) in enumerate(
-            zip(run.learners, run.runs, batches, strict=True)
+        for place, (learner, its, source) in enumerate(
+            zip(run.learners, run.runs, sources, strict=True)
         ):
-            images, labels = placed(batch[0], batch[1], learner.base, recipe)
+            images, labels = placed(*next(source), learner.base, recipe)
             found = learner.step(images, labels, when)
             if not math.isfinite(found.loss):
                 raise NotFinite(
@@ -187,6 +194,14 @@ def _train_epoch(
             done = run.step * len(run.learners) + place + 1
             listener.step(run.epoch, done, found.loss, found.images, None)
         run.step += 1
+
+
+def _passes(train: Batches, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches from number `first` of all passes on, without end."""
+    each, start = divmod(first, len(train))
+    while True:
+        yield from train.batches(each, start)
+        each, start = each + 1, 0
 
 
 def _interrupt(run: JointRun, checkpoint: Path | None) -> None:

@@ -88,6 +88,7 @@ def learn(
     torch.manual_seed(seed)
     if isinstance(method, str):
         method = method_by(recipe, method, **options)
+    method.check_own(False)  # these are one domain's images
     domain = new_domain(base, method, data.classes).to(base.device)
     domain.input = replace(recipe.input(base.input), squash=data.squash)
     history = fit(

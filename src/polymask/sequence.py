@@ -91,6 +91,7 @@ def fit_all(
         method = method_by(recipe, method, **options)
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
+    method.check_own(own is not None)
     names = _checked_order(lessons, order)
     method = method.for_domains(len(names) + 1)
     chosen = {name: lessons[name] for name in names}

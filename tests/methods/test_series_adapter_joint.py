@@ -7,9 +7,15 @@ import torch
 import torch.nn.functional as F
 
 import polymask as pm
+from image_folders import make_folder
 from nets import batch, tiny_base
+from polymask.benchmarks.jobs import BaseName
+from polymask.benchmarks.planning import Request, make_plan
+from polymask.benchmarks.protocol import Protocol
+from polymask.benchmarks.suites import find_suite
+from polymask.learning import learn
 from polymask.methods.series_adapter_joint import MovedAdapter, MovedWeight
-from polymask.recipes import Recipe
+from polymask.recipes import Recipe, get_recipe
 from polymask.sequence import Lesson, fit_all
 from polymask.surgery import copy_with
 from polymask.train import fit
@@ -204,8 +210,33 @@ def test_the_base_is_pretrained_on_its_own_images_and_then_fixed(tmp_path):
 def test_it_learns(method):
     base = tiny_base()
     recipe = dataclasses.replace(RECIPE, epochs=15)
-    history = fit_all(base, lessons(one=0, two=7), method, recipe, sites="conv").histories
-    assert all(h[-1].loss < h[0].loss - 0.2 for h in history.values())
+    own = Lesson([f"class {i}" for i in range(10)], Fixed(4, 30), Fixed(1, 80))
+    fitted = fit_all(base, lessons(one=0, two=7), method, recipe, own=own, sites="conv")
+    assert all(h[-1].loss < h[0].loss - 0.2 for h in fitted.histories.values())
+
+
+def test_without_the_bases_own_images_it_is_refused_before_anything_is_learned(
+    tmp_path, monkeypatch
+):
+    base, message = tiny_base(), "series-adapter-n trains the base on its own images first"
+    with pytest.raises(pm.MethodError, match=message):
+        fit_all(base, lessons(one=0), AFTER, RECIPE, folder=tmp_path / "packs")
+    assert not (tmp_path / "packs").exists()
+    make_folder(tmp_path / "data" / "apples")
+    with pytest.raises(pm.MethodError, match=message):
+        learn(base, str(tmp_path / "data" / "apples"), AFTER, "quick")
+    monkeypatch.setattr("polymask.benchmarks.planning.load_base", lambda *_, **__: base)
+    request = Request(
+        suite=find_suite(str(tmp_path / "data"), None),
+        base=BaseName("tiny"),
+        methods=("bn-only", AFTER),
+        seeds=(0,),
+        protocol=Protocol(get_recipe("quick", side=32, epochs=1)),
+        out=tmp_path / "out",
+    )
+    with pytest.raises(pm.MethodError, match=message):
+        make_plan(request)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_options_of_pretraining_are_those_of_the_domains():

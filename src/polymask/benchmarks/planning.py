@@ -77,7 +77,9 @@ def make_plan(request: Request) -> Plan:
             f"methods {', '.join(request.methods)} and seeds {request.seeds}: name each once"
         )
     for row in methods.values():  # a method that this base cannot have says so
-        skeleton(base, row.method(request.protocol.recipe).first_stage(), ["a", "b"])
+        method = row.method(request.protocol.recipe)
+        method.check_own(request.suite.own is not None)
+        skeleton(base, method.first_stage(), ["a", "b"])
     known = {"", *request.suite.domains}
     for domain in request.suite.domains:
         check_name(domain)

@@ -169,6 +169,7 @@ class Method(ABC):
     moves_norms: ClassVar[bool] = False  # its norms are the shared network's, not one domain's
     ordered: ClassVar[bool] = False  # a domain depends on those learned before it
     base_stage: ClassVar[bool] = False  # learns on the base's own images first, if there are any
+    needs_own: ClassVar[bool] = False  # without these images it would be another method
     cumulative: ClassVar[bool] = False  # a domain keeps all that the earlier ones have
     refines: ClassVar[Stage | None] = None  # the stage of what `settle` leaves to learn on, if any
     joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
@@ -210,6 +211,15 @@ class Method(ABC):
         object.__setattr__(self, option, tuple(map(float, value)))
         if not value[0] <= value[1]:
             raise MethodError(f"{option}={value!r} must be a range (low, high)")
+
+    def check_own(self, given: bool) -> None:
+        """Raise where the method cannot do without the base's own images and has none."""
+        if self.needs_own and not given:
+            raise MethodError(
+                f"{self.name or type(self).__name__} trains the base on its own images first, and "
+                "there are none: give them (fit_all(..., own=), or the folder of the base's own "
+                "domain in a benchmark's data), or take another method"
+            )
 
     @property
     def stages(self) -> tuple[Stage, ...]:

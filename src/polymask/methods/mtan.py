@@ -45,7 +45,8 @@ class Mtan(Method):
         "tested; here the network's norms are each domain's own, and those after the shared 3x3 "
         "convolutions share scale and shift but not statistics. Convolutions that a batch norm "
         "follows have no bias. The last mask is at the end of the last stage, before a final norm "
-        "where the network has one. Domains take turns batch by batch, not epoch by epoch."
+        "where the network has one. Domains take turns batch by batch, not epoch by epoch, and an "
+        "epoch is one pass over the largest of them, within which the others begin again."
     )
     mergeable: ClassVar[bool] = False
     moves_base: ClassVar[bool] = True

@@ -33,8 +33,10 @@ class SeriesAdapterJoint(SeriesAdapter):
     title: ClassVar[str] = "series adapters and their network"
     differences: ClassVar[str] = (
         "That the original trains the shared 3x3 kernels from all domains is remembered, not read. "
-        "An epoch is as long as that of the smallest domain, as in its released loop. Every kernel "
-        "is moved here, 1x1 ones and linear layers too; biases, which its network has not, are not."
+        "An epoch is one pass over the largest domain, within which the others begin again; in its "
+        "released loop it ends with the smallest domain, and sees a part of the others. Every "
+        "kernel is moved here, 1x1 ones and linear layers too; biases, which its network has not, "
+        "are not."
     )
     joint: ClassVar[bool] = True
     moves_base: ClassVar[bool] = True
@@ -59,9 +61,10 @@ class SeriesAdapterJoint(SeriesAdapter):
 class SeriesAdapterN(SeriesAdapter):
     """Series adapters in a network that was pretrained with adapters in it.
 
-    `fit_all(..., own=)` pretrains it; a domain that has nothing to follow has D = 0. By hand:
-    teach a domain of `series-adapter-joint` the base's own images, then call
-    `domain.method.follow(domain, [it])` on each new domain before that learns.
+    `fit_all(..., own=)` pretrains it on the base's own images, and refuses to go on without: on
+    the base as it is this would be `series-adapter` under another name. By hand: teach a domain of
+    `series-adapter-joint` the base's own images, then call `domain.method.follow(domain, [it])` on
+    each new domain before that learns; one that has nothing to follow has D = 0.
     `inherit` says what a domain starts with beside D: "norms" takes over BN and the norms, and
     draws A anew, as the original does; "adapters" takes over A too.
     """
@@ -70,8 +73,9 @@ class SeriesAdapterN(SeriesAdapter):
 
     differences: ClassVar[str] = (
         "The original pretrains from scratch with adapters in place; here pretraining starts from "
-        "the base's weights."
+        "the base's weights. It takes the base's own images, and is refused where there are none."
     )
+    needs_own: ClassVar[bool] = True
     moves_base: ClassVar[bool] = True
     base_stage: ClassVar[bool] = True
 
