@@ -184,6 +184,7 @@ RECIPES: dict[str, Recipe] = {
             name="quick",
             epochs=6,
             rate=5e-4,
+            weight_rate=3e-4,
             head_optimiser="adam",
             head_rate=2e-3,
             schedule="cosine",
