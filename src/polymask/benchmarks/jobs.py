@@ -20,12 +20,11 @@ from polymask.errors import BenchmarkError, NotFinite
 from polymask.learning import make_loaders
 from polymask.log import EpochLog
 from polymask.method_text import read_method
-from polymask.methods import Method
 from polymask.pack import SUFFIX
 from polymask.recipes import Recipe
 from polymask.report.results import layer_statistics
 from polymask.run import plain
-from polymask.sequence import Lesson, fit_all
+from polymask.sequence import Fitted, Lesson, fit_all
 from polymask.train import Listener, Together
 
 CUT_SEED = 0  # every seed of a benchmark sees the same images
@@ -87,59 +86,7 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
     job.folder.mkdir(parents=True, exist_ok=True)
     log = EpochLog(job.folder / "log.jsonl", {"method": job.method, "seed": job.seed})
     packs = job.folder / "packs"
-    try:
-        fitted = fit_all(
-            base,
-            lessons,
-            method,
-            recipe,
-            own=own,
-            seed=job.seed,
-            folder=packs,
-            resume=True,
-            listener=log if listener is None else Together(log, listener),
-        )
-    except NotFinite:
-        if not job.protocol.searching:
-            raise
-        return _diverged(job, method, recipe, time.perf_counter() - began)
-    size = account_fitted(base, list(fitted.domains.values()), domains=job.total)
-    domains = {}
-    for name, domain in fitted.domains.items():
-        history = fitted.histories[name]
-        held_out = job.protocol.selection == "val"
-        best = max((r.val_accuracy or 0.0 for r in history), default=0.0) if held_out else None
-        domains[name] = DomainOutcome(
-            test_accuracy=fitted.final[name],
-            learned=fitted.learned[name],
-            val_accuracy=best,
-            epochs=tuple(asdict(record) for record in history),
-            pack_bytes=(packs / f"{name}{SUFFIX}").stat().st_size,
-            bits_per_weight=bits_per_weight(base, domain),
-            components=component_bits(domain),
-            layers=layer_statistics(domain),
-            **_bits_moved(domain),
-        )
-    outcome = Outcome(
-        method=job.method,
-        registered=method.name,
-        options=method.options(),
-        seed=job.seed,
-        direction=job.direction,
-        domains=domains,
-        base_after=None if fitted.base is None else asdict(fitted.base),
-        params_paper=size.params_paper,
-        params_stored=size.params_stored,
-        recipe=plain(recipe.to_json()),
-        seconds=time.perf_counter() - began,
-    )
-    outcome.write(job.folder)
-    shutil.rmtree(packs / "learned", ignore_errors=True)
-    return outcome
-
-
-def _diverged(job: Job, method: Method, recipe: Recipe, seconds: float) -> Outcome:
-    """What a trial found whose loss was not finite: nothing."""
+    listeners = log if listener is None else Together(log, listener)
     outcome = Outcome(
         method=job.method,
         registered=method.name,
@@ -151,10 +98,57 @@ def _diverged(job: Job, method: Method, recipe: Recipe, seconds: float) -> Outco
         params_paper=0.0,
         params_stored=0.0,
         recipe=plain(recipe.to_json()),
-        seconds=seconds,
+        seconds=0.0,
     )
+    try:
+        fitted = fit_all(
+            base,
+            lessons,
+            method,
+            recipe,
+            own=own,
+            seed=job.seed,
+            folder=packs,
+            resume=True,
+            listener=listeners,
+        )
+    except NotFinite:
+        if not job.protocol.searching:
+            raise  # a trial that ends so has found nothing, which is a result
+    else:
+        size = account_fitted(base, list(fitted.domains.values()), domains=job.total)
+        outcome = replace(
+            outcome,
+            domains=_outcomes(base, job, fitted, packs),
+            base_after=None if fitted.base is None else asdict(fitted.base),
+            params_paper=size.params_paper,
+            params_stored=size.params_stored,
+        )
+    outcome = replace(outcome, seconds=time.perf_counter() - began)
     outcome.write(job.folder)
+    shutil.rmtree(packs / "learned", ignore_errors=True)
     return outcome
+
+
+def _outcomes(base: Base, job: Job, fitted: Fitted, packs: Path) -> dict[str, DomainOutcome]:
+    """What was reached on each domain, and what is kept for it."""
+    held_out = job.protocol.selection == "val"
+    found = {}
+    for name, domain in fitted.domains.items():
+        history = fitted.histories[name]
+        best = max((r.val_accuracy or 0.0 for r in history), default=0.0) if held_out else None
+        found[name] = DomainOutcome(
+            test_accuracy=fitted.final[name],
+            learned=fitted.learned[name],
+            val_accuracy=best,
+            epochs=tuple(asdict(record) for record in history),
+            pack_bytes=(packs / f"{name}{SUFFIX}").stat().st_size,
+            bits_per_weight=bits_per_weight(base, domain),
+            components=component_bits(domain),
+            layers=layer_statistics(domain),
+            **_bits_moved(domain),
+        )
+    return found
 
 
 def load_domain_data(name: str, source: str, protocol: Protocol) -> DomainData:
