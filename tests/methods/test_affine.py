@@ -158,6 +158,15 @@ def test_a_fresh_piggyback_domain_reproduces_the_bases_features_too(method):
         assert torch.equal(domain.features(base, images), base.net(images))
 
 
+@pytest.mark.parametrize("norms", ["own", "shared", "affine", "stats"])
+def test_where_k0_is_fixed_hangs_on_the_network_alone_so_that_packs_stay_readable(norms):
+    base = tiny_base()
+    for k0, fixed in (("auto", {"stem", "depthwise", "grouped"}), ("learned", set())):
+        domain = pm.new_domain(base, "affine-full", ["a"], norms=norms, k0=k0)
+        found = {name.split(".")[0] for name, t in domain.named_transforms() if "k0" in t.fixed}
+        assert found == fixed
+
+
 def test_k0_is_fixed_where_a_batch_norm_follows_and_learned_elsewhere():
     base = tiny_base()
     domain = pm.new_domain(base, "affine-full", ["a", "b"])

@@ -10,7 +10,8 @@ from torch import nn
 import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net, train
 from polymask.errors import MethodError
-from polymask.methods.ewc import Penalty, fisher, held_fisher
+from polymask.methods import ewc
+from polymask.methods.ewc import Penalty, fisher, held_fisher, hold_fisher, of_mean_one
 from polymask.methods.moving import moving_tensors
 from polymask.recipes import Recipe
 from polymask.sequence import fit_all
@@ -138,6 +139,51 @@ def test_the_penalty_is_half_the_strength_times_the_weighted_squares_of_moves():
     assert not list(penalty.parameters())
 
 
+def entries(tensors):
+    return torch.cat([t.flatten() for t in tensors.values()])
+
+
+def test_what_each_of_those_before_holds_has_a_mean_of_one():
+    base = tiny_base()
+    domain = new(base, EWC, 4)
+    fit(base, domain, Patterns(1, 2), None, SHORT)
+    assert entries(held_fisher(domain)).mean().item() == pytest.approx(2, rel=1e-4)  # base, domain
+    nothing = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
+    assert not entries(of_mean_one(nothing)).any()
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.1, 30.0])
+def test_the_scale_of_the_fisher_information_changes_nothing(factor, monkeypatch):
+    """F of gradients `factor` times as large: two domains in turn end in the same place."""
+    base, ends = tiny_base(), []
+    plain = ewc.fisher
+    for scale in (1.0, factor**2):
+
+        def scaled(*arguments, scale=scale):
+            return {name: scale * f for name, f in plain(*arguments).items()}
+
+        monkeypatch.setattr(ewc, "fisher", scaled)
+        earlier = []
+        for place in (1, 2):
+            domain = new(base, EWC, 4)
+            EWC.follow(domain, earlier)
+            fit(base, domain, Patterns(place, 2), None, SHORT)
+            earlier.append(domain)
+        ends.append((entries(moving_tensors(domain)), entries(held_fisher(domain))))
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_domain_from_before_f_was_divided_by_its_mean_holds_the_next_as_one_from_now():
+    base = tiny_base()
+    first, second = new(base, EWC, 4), new(base, EWC, 4)
+    now = of_mean_one({name: torch.rand_like(f) for name, f in held_fisher(first).items()})
+    for held in (now, {name: 1e-4 * f for name, f in now.items()}):
+        hold_fisher(first, held)
+        EWC.follow(second, [first])
+        torch.testing.assert_close(entries(held_fisher(second)), entries(now))
+
+
 def test_what_is_learned_moves_as_one_over_the_strength():
     """At the minimum strength F (theta - theta*) = -dCE/dtheta: ten times it, a tenth of the way.
 
@@ -200,7 +246,7 @@ def test_the_first_domain_is_held_by_the_bases_own_classifier_on_its_images():
     penalty = EWC.objective(base, domain, lambda: iter(data))
     fresh = new(base, EWC)
     torch.manual_seed(2)
-    expected = fisher(base, fresh, base.head, [images for images, _ in data[:2]])
+    expected = of_mean_one(fisher(base, fresh, base.head, [images for images, _ in data[:2]]))
     for name, value in expected.items():
         assert torch.equal(held_fisher(domain)[name], value)
         assert torch.equal(penalty.fisher.tensors()[name], value)
@@ -214,9 +260,9 @@ def test_a_domain_that_has_learned_adds_its_own_fisher_information():
     images = [batch for batch, _ in Patterns(1, 2).batches()]
     fresh = new(base, EWC, 4)
     torch.manual_seed(6)
-    of_base = fisher(base, fresh, base.head, images)
+    of_base = of_mean_one(fisher(base, fresh, base.head, images))
     torch.manual_seed(6)
-    own = fisher(base, domain, domain.head, images)
+    own = of_mean_one(fisher(base, domain, domain.head, images))
     for name, value in held_fisher(domain).items():
         torch.testing.assert_close(value, of_base[name] + own[name], rtol=1e-4, atol=1e-9)
     assert all(f.any() for f in own.values())

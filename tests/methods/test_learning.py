@@ -38,7 +38,6 @@ CANNOT = {
     "classifier-only": "it is the head alone",
     "ba2-50": "half the channels of layers of 4 to 12 are too few for both problems",
     "ba2-25": "as above, with a quarter",
-    "ewc": "it holds on to what the base knew, and at its strength learns little else in 8 epochs",
 }
 
 ONE_OF_A_KIND = list(

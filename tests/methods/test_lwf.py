@@ -224,7 +224,7 @@ def test_it_learns():
 def test_the_network_stands_in_place_of_the_bases_own_in_accounting():
     base = pm.load_base("decathlon-resnet26", pretrained=False, device="meta")
     account = pm.account(base, "lwf", domains=10)
-    assert account.components["moved"] == 32 * (5_814_688 + 2 * 3_872)  # with all of the norms
+    assert account.components["moved"] == 32 * 5_814_688  # with the norms' scales and shifts
     assert account.components["weights"] == account.components["bias"] == 0
     assert account.params_paper == account.params_stored == 1.0
     with_heads = pm.account(base, dataclasses.replace(LWF, old_classes=(100, 47)), domains=10)
@@ -248,3 +248,30 @@ def test_a_senseless_option_is_refused_by_name(options, message):
 
 def test_options_from_a_file_are_those_that_were_written():
     assert pm.create_method("lwf", old_classes=[3, 5]).old_classes == (3, 5)
+
+
+class Shifted:
+    """Brighter images: batch norms that follow them have other statistics."""
+
+    def __init__(self, plain):
+        self.plain = plain
+
+    def __len__(self):
+        return len(self.plain)
+
+    def batches(self, epoch=0, start=0):
+        for images, labels in self.plain.batches(epoch, start):
+            yield images + 2, labels
+
+
+def test_norms_keep_the_bases_statistics_which_no_term_of_the_loss_holds():
+    """With all rates but the head's at 0, nothing but the statistics can move."""
+    still = dataclasses.replace(RECIPE, epochs=3, rate=0.0, weight_rate=0.0)
+    bright = dataclasses.replace(lesson(4), train=Shifted(lesson(4).train))
+    lost = {}
+    for method in (LWF, dataclasses.replace(LWF, norms="own")):
+        fitted = fit_all(learned_base(), {"three": lesson(3), "bright": bright}, method, still)
+        assert fitted.learned["three"] > 60  # 25 is chance
+        lost[method.norms] = fitted.forgotten["three"]
+    assert lost["affine"] == 0
+    assert lost["own"] > 20  # 55 is seen

@@ -10,6 +10,10 @@ The base's own classifier is the first old head, and the heads of earlier domain
 For the first quarter of the epochs only the new head learns. Then all do: the network, and the
 heads of the earlier domains, which replace theirs in the end. The base's own classifier does not
 learn. A base without one has nothing to say before the first domain, which is fine-tuned.
+
+The norms keep the base's statistics (`affine`). Own statistics follow each domain's images while
+what the old heads say is compared on these same images alone: no term of L sees that they no longer
+fit the images of before.
 """
 
 import copy
@@ -22,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.errors import MethodError
-from polymask.methods.method import Images, Method, Objective
+from polymask.methods.method import Images, Method, NormPolicy, Objective
 from polymask.methods.moving import Luggage, Moving, Snapshot, own_classifier
 from polymask.surgery import structural_copy
 
@@ -39,6 +43,7 @@ class Lwf(Moving):
     whose heads learn along; it is set on the way.
     """
 
+    norms: NormPolicy = "affine"
     temperature: float = 2.0
     weight: float = 1.0
     old_classes: tuple[int, ...] = ()
@@ -48,7 +53,10 @@ class Lwf(Moving):
     differences: ClassVar[str] = (
         "The reimplementation that the tables cite also trains the base's own classifier; here "
         "it is distilled but does not learn. Heads of earlier domains do, and replace theirs in "
-        "the end. No weight decay acts while only the new head learns."
+        "the end. No weight decay acts while only the new head learns. With own norms the "
+        "statistics move outside of the loss, and earlier domains forget by that alone, so `norms` "
+        "is `affine`. That lessens forgetting and does not end it. The networks of the paper have "
+        "no batch norms."
     )
     head_share: ClassVar[float] = 0.25
 
