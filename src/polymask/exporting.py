@@ -158,6 +158,7 @@ def describe(domain: Domain, input_type: torch.dtype, output: Tensor) -> dict[st
         "mean": list(spec.mean),
         "std": list(spec.std),
         "squash": spec.squash,
+        "square": spec.square,
         "resize": spec.side if spec.squash else short_side(spec),
         "interpolation": spec.interpolation,
     }

@@ -87,16 +87,13 @@ class Classifier:
     """
 
     def __init__(self, base: Base, domain: Domain) -> None:
-        from polymask.data.cache import short_side
-        from polymask.data.shrink import Shrink
-        from polymask.data.transforms import CentreCrop, Transform, Whole
+        from polymask.data.cache import shrink_of
+        from polymask.data.transforms import Transform, centre_crop
 
         spec, self.device = domain.input, base.device
         self.net = network(base, domain)
-        short = spec.side if spec.squash else short_side(spec)
-        self.shrink = Shrink(short, spec.squash, spec.interpolation)
-        crop = Whole if spec.squash else partial(CentreCrop, short=short)
-        self.transform = Transform(crop(spec.side, spec.interpolation), spec)
+        self.shrink = shrink_of(spec)
+        self.transform = Transform(centre_crop(spec), spec)
 
     def __call__(self, files: Sequence[Path | bytes]) -> Tensor:
         """The probabilities (N, classes) of N image files, given by path or as their bytes."""
