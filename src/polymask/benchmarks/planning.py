@@ -38,6 +38,8 @@ class Request:
     directions: Sequence[str] = (DOWN, UP)  # for methods where the order counts
     cache: Path | None = None
     command: str = ""
+    threads: int | None = None  # of each job; None: as many as this process has
+    workers: str = "1"  # that do jobs at the same time
 
 
 def make_plan(request: Request) -> tuple[Plan, list[Job]]:
@@ -96,7 +98,7 @@ def _plan(request: Request, base: Base) -> Plan:
         own_accuracy=own_accuracy,
         deviations=deviations(suite, protocol, base.name, notes),
         command=request.command,
-        environment=environment(),
+        environment=environment(request),
     )
 
 
@@ -185,12 +187,13 @@ def _groups(
     return [(direction, orders[direction]) for direction in request.directions]
 
 
-def environment() -> dict[str, str]:
-    """The versions and the machine that a run's numbers depend on."""
+def environment(request: Request) -> dict[str, str]:
+    """The versions and the machine that a run's numbers depend on; threads are those of a job."""
     return {
         "polymask": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "threads": str(torch.get_num_threads()),
+        "threads": str(request.threads or torch.get_num_threads()),
+        "workers": request.workers,
     }

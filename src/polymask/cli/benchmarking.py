@@ -112,6 +112,7 @@ class Benchmark(BaseVerb):
         from polymask.benchmarks.planning import Request
         from polymask.benchmarks.protocol import Protocol
         from polymask.benchmarks.suites import find_suite
+        from polymask.engines.running import threads_of_a_job
 
         suite = find_suite(self.benchmark, self.data)
         if self.domains is not None:
@@ -133,6 +134,8 @@ class Benchmark(BaseVerb):
             directions=_directions(self.orders),
             cache=self.cache,
             command=shlex.join(["polymask", *sys.argv[1:]]),
+            threads=threads_of_a_job(self.engine, self.workers, self.threads, self.cpus_per_job),
+            workers="ray" if self.engine == "ray" else str(self.workers),
         )
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
