@@ -26,11 +26,15 @@ class Batches(Protocol):
 
 
 class Located(Protocol):
-    """Something that is on a device."""
+    """Something that is on a device, and takes images of one type."""
 
     @property
     def device(self) -> torch.device:
         """Where its tensors are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of those images."""
 
 
 def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
@@ -50,7 +54,7 @@ def count_right(
     """How many images a network classifies right, and of how many."""
     right = total = 0
     for images, labels in batches:
-        guesses = logits(net, images.to(place.device)).argmax(1).cpu()
+        guesses = logits(net, images.to(place.device, place.dtype)).argmax(1).cpu()
         right += int((guesses == labels).sum())
         total += len(labels)
     return right, total
@@ -90,7 +94,7 @@ class Classifier:
         from polymask.data.cache import shrink_of
         from polymask.data.transforms import Transform, centre_crop
 
-        spec, self.device = domain.input, base.device
+        spec, self.placed = domain.input, base.placed
         self.net = network(base, domain)
         self.shrink = shrink_of(spec)
         self.transform = Transform(centre_crop(spec), spec)
@@ -105,7 +109,7 @@ class Classifier:
             name = "the image" if isinstance(file, bytes) else str(file)
             pixels = torch.from_numpy(self.shrink(decode(file, name, self.shrink.side)))
             crops.append(self.transform.crop(pixels.permute(2, 0, 1), draw))
-        images = self.transform.batch(crops).to(self.device)
+        images = self.placed(self.transform.batch(crops))
         return logits(self.net, images).softmax(1).cpu()
 
 
