@@ -92,6 +92,7 @@ def test_an_onnx_file_is_valid_and_describes_itself(domain, written):
         "mean": [0.5] * 3,
         "std": [0.5] * 3,
         "squash": False,
+        "square": False,
         "resize": 0,
         "interpolation": "",
     }

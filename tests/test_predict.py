@@ -10,11 +10,13 @@ from PIL import Image
 
 from nets import tiny_base, trained
 from polymask.data import Loader, cache_splits, eval_transform, load_data, shrink_for
+from polymask.feed import Feed
 from polymask.predict import logits, predict_files
 
 
+@pytest.mark.parametrize("square", [False, True])
 @pytest.mark.parametrize("squash", [False, True])
-def test_files_are_fed_as_the_domain_was_evaluated(tmp_path, squash):
+def test_files_are_fed_as_the_domain_was_evaluated(tmp_path, squash, square):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for i in range(8):
@@ -22,7 +24,7 @@ def test_files_are_fed_as_the_domain_was_evaluated(tmp_path, squash):
             Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
     base = tiny_base()
     domain = trained(base)
-    domain.input = dataclasses.replace(base.input, squash=squash)
+    domain.input = dataclasses.replace(base.input, squash=squash, square=square)
     data = dataclasses.replace(load_data(tmp_path), squash=squash)
     (cache,) = cache_splits([data.test], shrink_for(data, domain.input))
     images, _ = next(Loader(cache, eval_transform(data, domain.input)).batches())
@@ -31,3 +33,6 @@ def test_files_are_fed_as_the_domain_was_evaluated(tmp_path, squash):
     files = [Path(data.test.origin(i)) for i in range(len(data.test))]
     shares = torch.stack(list(predict_files(base, domain, files)))
     torch.testing.assert_close(shares, expected, rtol=0, atol=1e-6)
+    feed = Feed(domain.input)  # the server's
+    crops = [feed.crop(Image.open(file)) for file in files]
+    torch.testing.assert_close(feed.batch(crops), images, rtol=0, atol=0)

@@ -28,7 +28,9 @@ DECATHLON = {  # train and val
     "ucf101": 7585 + 1952,
     "vgg-flowers": 1020 + 1020,
 }
+IMAGENET = 1281167  # train
 IMAGENET_72 = 1232167  # the decathlon's train
+IMAGENET_72_VAL = 49000
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,15 @@ class Training:
     recipe: str
 
 
+RETRAINED = "PackNet, its base on ImageNet, each order and seed"
 TRAININGS = (
     *(
-        Training("ImageNet-to-Sketch, 5 domains", f"torchvision:{name}", sum(SKETCH.values()), how)
-        for name, how in (
-            ("resnet50", "imagenet-to-sketch"),
-            ("densenet121", "imagenet-to-sketch"),
-            ("vgg16", "imagenet-to-sketch"),
+        Training(what, f"torchvision:{name}", images, "imagenet-to-sketch")
+        for what, images in (
+            ("ImageNet-to-Sketch, 5 domains", sum(SKETCH.values())),
+            (RETRAINED, IMAGENET),
         )
+        for name in ("resnet50", "densenet121", "vgg16")
     ),
     Training("Decathlon, the base", "decathlon-wrn28", IMAGENET_72, "pretrain"),
     Training("Decathlon, 9 domains", "decathlon-wrn28", sum(DECATHLON.values()), "decathlon"),
@@ -57,6 +60,12 @@ TRAININGS = (
         "Decathlon, 9 domains, adapters",
         "decathlon-resnet26",
         sum(DECATHLON.values()),
+        "residual-adapters",
+    ),
+    Training(
+        "RA-N, its base on ImageNet, each domain and seed",
+        "decathlon-resnet26",
+        IMAGENET_72 + IMAGENET_72_VAL,
         "residual-adapters",
     ),
 )

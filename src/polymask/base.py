@@ -77,6 +77,15 @@ class Base:
         """Where the network's tensors are."""
         return next((t.device for t in self._tensors.values()), torch.device("cpu"))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the images that the network takes: that of its first tensor."""
+        return _real(next(iter(self._tensors.values()), torch.empty(0)))
+
+    def placed(self, images: Tensor) -> Tensor:
+        """A batch as the network takes it: on its device, in its type."""
+        return images.to(self.device, self.dtype)
+
     def tensor(self, name: str) -> Tensor:
         """The parameter or buffer with this state-dict name."""
         return self._tensors[name]
@@ -124,7 +133,7 @@ class Base:
         """
         self.check_images(images)
         try:
-            return cast(Tensor, features_of(net(images)))
+            return cast(Tensor, features_of(net(images.to(self.dtype))))
         except (RuntimeError, ValueError, AssertionError) as error:
             if tuple(images.shape[1:]) == self.input.shape:
                 raise

@@ -158,7 +158,9 @@ def one_bit_domain(base: Base, tuned: Finetuned, classes: Sequence[str]) -> Doma
         for leaf in own.stored():
             tensor = tuned.tensors[f"{norm}.{leaf}".lstrip(".")]
             stored[f"norm/{norm}/{leaf}"] = tensor.clone()
-    return domain.restore(stored).to(base.device)
+    wanted = {n: t.dtype for n, t in domain.stored().items() if isinstance(t, Tensor)}
+    wide = {n: t.to(wanted[n]) if isinstance(t, Tensor) else t for n, t in stored.items()}
+    return domain.restore(wide).to(base.device)
 
 
 def left_behind(base: Base, weights: Mapping[str, Tensor], tuned: Finetuned) -> dict[str, float]:
@@ -211,7 +213,9 @@ class _Measure:
 
     def __call__(self, domain: Domain) -> OutputDistance:
         net = domain.merged(self.base)
-        return output_distance(net, self.teacher, self.batches, self.split, labelled=self.labelled)
+        return output_distance(
+            self.base, net, self.teacher, self.batches, self.split, labelled=self.labelled
+        )
 
 
 def _held_out(loaders: Loaders) -> tuple[str, Batches]:

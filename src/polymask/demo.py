@@ -203,7 +203,7 @@ def _samples(
     net = domain.merged(base)
     for index in torch.linspace(0, len(cache) - 1, count).round().int().tolist():
         crop = transform.crop(cache.image(index), np.random.default_rng(0))
-        shares = logits(net, transform.batch([crop])).softmax(1)[0]
+        shares = logits(net, base.placed(transform.batch([crop]))).softmax(1)[0]
         values, places = shares.topk(min(3, len(data.classes)))
         yield Prediction(
             image_png=_png(cache.image(index)),

@@ -56,14 +56,20 @@ def weight_distance(base: Base, weights: Mapping[str, Tensor], tuned: Finetuned)
 
 @torch.no_grad()
 def output_distance(
-    net: nn.Module, teacher: nn.Module, batches: Batches, split: str, *, labelled: bool
+    base: Base,
+    net: nn.Module,
+    teacher: nn.Module,
+    batches: Batches,
+    split: str,
+    *,
+    labelled: bool,
 ) -> OutputDistance:
-    """The distance of a merged domain's logits from the fine-tuned network's."""
-    device = next(teacher.parameters()).device
+    """The distance of a merged domain's logits from the fine-tuned network's, both of a base."""
     ours, theirs, labels = [], [], []
     for images, truth in batches.batches():
-        ours.append(logits(net, images.to(device)).double().cpu())
-        theirs.append(logits(teacher, images.to(device)).double().cpu())
+        images = base.placed(images)
+        ours.append(logits(net, images).double().cpu())
+        theirs.append(logits(teacher, images).double().cpu())
         labels.append(truth)
     got, wanted, true = torch.cat(ours), torch.cat(theirs), torch.cat(labels)
     difference = (got - wanted).abs()

@@ -19,6 +19,7 @@ from polymask.errors import DomainError
 from polymask.merging import merge
 from polymask.methods import Method, Part, Stored, Transform, create_method
 from polymask.norms import OwnNorm
+from polymask.precision import linear_head
 from polymask.reach import check_reach
 from polymask.surgery import put_tensors, structural_copy
 from polymask.survey import Site
@@ -62,7 +63,7 @@ class Domain(nn.Module):
                     "linear head; give it pooled features, or make the domain with classes=None"
                 )
             dtype = next((s.dtype for s in base.all_sites.values()), torch.float32)
-            self.head = nn.Linear(base.feature_dim, len(self.classes), dtype=dtype)
+            self.head = linear_head(base.feature_dim, len(self.classes), dtype)
 
     def weights(self, base: Base) -> dict[str, Tensor]:
         """The tensors that this domain puts in place of the base's, by state-dict name."""
@@ -78,8 +79,8 @@ class Domain(nn.Module):
             bias = transform.bias(base.tensor(site.bias) if site.has_bias else None)
             if bias is not None:
                 weights[site.bias] = bias
-        for norm, own in self.named_norms():
-            weights |= {f"{norm}.{name}": t for name, t in own.tensors().items()}
+        for _, own in self.named_norms():
+            weights |= own.in_layer(base)
         return weights
 
     def features(self, base: Base, images: Tensor, *, momentum: Momentum = None) -> Tensor:

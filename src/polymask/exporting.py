@@ -85,8 +85,7 @@ def export_domain(
     net = domain.merged(base)
     if base.device.type != "cpu":  # a copy: the base shares its tensors with the merged network
         net = copy.deepcopy(net).cpu()
-    dtype = next((p.dtype for p in net.parameters()), torch.float32)
-    scale = Normalisation(domain.input, dtype)
+    scale = Normalisation(domain.input, base.dtype)
     with torch.no_grad():
         if not isinstance(net(scale(pixels[:1])), Tensor):
             net = OneTensor(net)
@@ -158,6 +157,7 @@ def describe(domain: Domain, input_type: torch.dtype, output: Tensor) -> dict[st
         "mean": list(spec.mean),
         "std": list(spec.std),
         "squash": spec.squash,
+        "square": spec.square,
         "resize": spec.side if spec.squash else short_side(spec),
         "interpolation": spec.interpolation,
     }

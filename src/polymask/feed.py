@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polymask.data.cache import short_side
-from polymask.data.shrink import Shrink
-from polymask.data.transforms import CentreCrop, Transform, Whole
+from polymask.data.cache import shrink_of
+from polymask.data.transforms import Transform, centre_crop
 from polymask.input import InputSpec
 
 if TYPE_CHECKING:
@@ -23,10 +21,8 @@ class Feed:
     """From RGB images to what a network with this input sees."""
 
     def __init__(self, spec: InputSpec) -> None:
-        short = spec.side if spec.squash else short_side(spec)
-        self.shrink = Shrink(short, spec.squash, spec.interpolation)
-        crop = Whole if spec.squash else partial(CentreCrop, short=short)
-        self.transform = Transform(crop(spec.side, spec.interpolation), spec)
+        self.shrink = shrink_of(spec)
+        self.transform = Transform(centre_crop(spec), spec)
 
     def crop(self, image: Image) -> Tensor:
         """One RGB image as uint8 (3, side, side)."""

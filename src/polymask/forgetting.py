@@ -47,7 +47,7 @@ def measure_base(
     same = total = 0
     for batches in images:
         for batch, _ in islice(batches.batches(0), _BATCHES):
-            batch = batch.to(base.device)
+            batch = base.placed(batch)
             same += int((then(batch).argmax(1) == now(batch).argmax(1)).sum())
             total += len(batch)
     accuracies = [None if own is None else accuracy(net, own, base) for net in (then, now)]

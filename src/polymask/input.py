@@ -16,7 +16,8 @@ class InputSpec:
 
     A pixel p in [0, 1] enters the network as (p - mean) / std, channel by channel.
     At evaluation the short side is resized to side / crop and the centre side x side is kept; with
-    `squash` the whole image is resized to side x side instead, its aspect ratio lost.
+    `square` both sides are resized to side / crop before that, and with `squash` the whole image is
+    resized to side x side and nothing is cut: in both its aspect ratio is lost.
 
         >>> import polymask as pm
         >>> spec = pm.InputSpec(shape=(3, 64, 64), mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -32,6 +33,7 @@ class InputSpec:
     interpolation: str = "bilinear"
     crop: float = 0.875
     squash: bool = False
+    square: bool = False
 
     def __post_init__(self) -> None:
         # JSON gives lists; equality and hashing want tuples.
@@ -42,8 +44,9 @@ class InputSpec:
                 raise BaseError(f"input {name} must be a list of numbers: {error}") from error
         if not isinstance(self.crop, int | float):
             raise BaseError(f"crop {self.crop!r} must be a number")
-        if not isinstance(self.squash, bool):
-            raise BaseError(f"squash {self.squash!r} must be true or false")
+        for name in ("squash", "square"):
+            if not isinstance(getattr(self, name), bool):
+                raise BaseError(f"{name} {getattr(self, name)!r} must be true or false")
         if len(self.shape) < 1 or any(n < 1 for n in self.shape):
             raise BaseError(f"input shape {self.shape} must be positive sizes, channels first")
         channels = self.shape[0]
@@ -69,4 +72,7 @@ class InputSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `InputSpec(**object)` reads back."""
-        return asdict(self)
+        content = asdict(self)
+        if not self.square:  # packs of before have no such member
+            del content["square"]
+        return content

@@ -15,6 +15,10 @@ def trains_channels_last(net: nn.Module) -> bool:
 
 
 def _breaks_channels_last(module: nn.Module) -> bool:
+    # In this layout torch's gradient of a group norm crashes where its input needs none, as that
+    # of a first norm that learns after frozen layers.
+    if isinstance(module, nn.GroupNorm):
+        return True
     # oneDNN's gradient of a strided 1x1 convolution writes past its memory in this layout where
     # there are fewer input channels than a vector has numbers (its issue 6035).
     return (

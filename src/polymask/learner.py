@@ -21,6 +21,7 @@ from polymask.predict import Batches, evaluate
 from polymask.recipes import Optimiser, Recipe
 
 FUSING = ("cpu", "cuda", "mps", "xpu")  # devices with fused optimisers
+FUSED_TYPES = (torch.float32, torch.float64)  # in half precision, torch's SGD on CPUs does nothing
 
 
 class Step(NamedTuple):
@@ -202,9 +203,9 @@ def descend(loss: Tensor, optimisers: Iterable[Optimizer], pulls: Iterable[Pull]
 
 
 def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """A batch where the base is, laid out as the recipe has it."""
+    """A batch where the base is and in its type, laid out as the recipe has it."""
     channels_last = recipe.channels_last and base.trains_channels_last
-    return moved(images, labels, base.device, channels_last=channels_last)
+    return moved(base.placed(images), labels, base.device, channels_last=channels_last)
 
 
 def moved(
@@ -285,7 +286,7 @@ def make_optimiser(
     A group has its `params` and its `weight_decay`.
     """
     parameters = [p for group in groups for p in group["params"]]
-    fused = all(p.is_floating_point() and p.device.type in FUSING for p in parameters)
+    fused = all(p.dtype in FUSED_TYPES and p.device.type in FUSING for p in parameters)
     if kind == "adam":
         return Adam(groups, rate, fused=fused)
     return SGD(groups, rate, momentum, fused=fused)

@@ -49,7 +49,7 @@ def likeness(base: Base, images: Split) -> str | None:
     for start in range(0, len(places), _BATCH):
         some = places[start : start + _BATCH]
         crops = [feed.crop(images.image(int(i), feed.shrink.side)) for i in some]
-        total += base.run({}, feed.batch(crops).to(base.device)).float().sum(0)
+        total += base.run({}, base.placed(feed.batch(crops))).float().sum(0)
     return write_likeness(total)
 
 

@@ -49,6 +49,8 @@ def load_domain(path: str | Path, base: Base) -> Domain:
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
     domain.recipe, domain.metrics = manifest.recipe, manifest.metrics
+    if base.dtype == torch.float16:
+        tensors = _widened(domain.stored(), tensors)
     return domain.restore(_checked(path, domain.stored(), tensors)).to(base.device)
 
 
@@ -57,6 +59,21 @@ def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     known = create_method(method)
     kept = {name: value for name, value in options.items() if name not in known.retired}
     return {**known.unnamed, **kept}
+
+
+def _widened(
+    expected: Mapping[str, Stored], found: Mapping[str, np.ndarray[Any, Any] | BitArray]
+) -> dict[str, np.ndarray[Any, Any] | BitArray]:
+    """The tensors, halves widened: once, what learned on such a base was kept in its type."""
+    wanted = {n: t.dtype for n, t in expected.items() if isinstance(t, torch.Tensor)}
+    return {
+        name: t.astype(np.float32)
+        if not isinstance(t, BitArray)
+        and t.dtype == np.float16
+        and wanted.get(name) == torch.float32
+        else t
+        for name, t in found.items()
+    }
 
 
 def _checked(

@@ -96,8 +96,8 @@ class WorkingNetwork:
             bias = transform.bias(self.base.tensor(site.bias) if site.has_bias else None)
             if bias is not None:
                 tensors[site.bias] = bias
-        for norm, own in domain.named_norms():
-            tensors |= {f"{norm}.{name}": tensor for name, tensor in own.tensors().items()}
+        for _, own in domain.named_norms():
+            tensors |= own.in_layer(self.base)
         return tensors
 
     def _make_room(self, names: Sequence[str]) -> None:

@@ -26,11 +26,15 @@ class Batches(Protocol):
 
 
 class Located(Protocol):
-    """Something that is on a device."""
+    """Something that is on a device, and takes images of one type."""
 
     @property
     def device(self) -> torch.device:
         """Where its tensors are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of those images."""
 
 
 def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
@@ -50,7 +54,7 @@ def count_right(
     """How many images a network classifies right, and of how many."""
     right = total = 0
     for images, labels in batches:
-        guesses = logits(net, images.to(place.device)).argmax(1).cpu()
+        guesses = logits(net, images.to(place.device, place.dtype)).argmax(1).cpu()
         right += int((guesses == labels).sum())
         total += len(labels)
     return right, total
@@ -87,16 +91,13 @@ class Classifier:
     """
 
     def __init__(self, base: Base, domain: Domain) -> None:
-        from polymask.data.cache import short_side
-        from polymask.data.shrink import Shrink
-        from polymask.data.transforms import CentreCrop, Transform, Whole
+        from polymask.data.cache import shrink_of
+        from polymask.data.transforms import Transform, centre_crop
 
-        spec, self.device = domain.input, base.device
+        spec, self.placed = domain.input, base.placed
         self.net = network(base, domain)
-        short = spec.side if spec.squash else short_side(spec)
-        self.shrink = Shrink(short, spec.squash, spec.interpolation)
-        crop = Whole if spec.squash else partial(CentreCrop, short=short)
-        self.transform = Transform(crop(spec.side, spec.interpolation), spec)
+        self.shrink = shrink_of(spec)
+        self.transform = Transform(centre_crop(spec), spec)
 
     def __call__(self, files: Sequence[Path | bytes]) -> Tensor:
         """The probabilities (N, classes) of N image files, given by path or as their bytes."""
@@ -108,7 +109,7 @@ class Classifier:
             name = "the image" if isinstance(file, bytes) else str(file)
             pixels = torch.from_numpy(self.shrink(decode(file, name, self.shrink.side)))
             crops.append(self.transform.crop(pixels.permute(2, 0, 1), draw))
-        images = self.transform.batch(crops).to(self.device)
+        images = self.placed(self.transform.batch(crops))
         return logits(self.net, images).softmax(1).cpu()
 
 

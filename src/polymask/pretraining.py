@@ -113,7 +113,8 @@ class NetworkLearner(Learner):
 
     def __init__(self, net: nn.Module, recipe: Recipe) -> None:
         self.net, self.recipe = net, recipe
-        self.device = next(net.parameters()).device
+        first = next(net.parameters())
+        self.device, self.dtype = first.device, first.dtype
         self.channels_last = recipe.channels_last and trains_channels_last(net)
         learned = [p for p in net.parameters() if p.requires_grad]
         optimiser = make_optimiser(

@@ -60,6 +60,7 @@ class Recipe:
     warmup: float = 0.0
     side: int | None = None  # pixels; None: what the base was made for
     resized: int | None = None  # short side before the centre crop; None: as the base has it
+    square: bool | None = None  # resized to a square before a crop; None: as the base has it
     crop_scale: tuple[float, float] = (0.08, 1.0)
     mirror: bool | None = None  # None: as the domain says
     norms: str | None = None  # what a method's own norms become; None: they stay its own
@@ -127,7 +128,9 @@ class Recipe:
         """How images are fed: the base's way, at the recipe's size."""
         side = self.side or base.side
         crop = base.crop if self.resized is None else side / self.resized
-        return replace(base, shape=(base.shape[0], side, side), crop=min(crop, 1.0))
+        square = base.square if self.square is None else self.square
+        shape = (base.shape[0], side, side)
+        return replace(base, shape=shape, crop=min(crop, 1.0), square=square)
 
     def changed(self, fields: Mapping[str, Any]) -> "Recipe":
         """The recipe with some fields changed; a `rate` alone is that of whole weights too."""
@@ -152,7 +155,13 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(name="imagenet-to-sketch"),
         Recipe(
-            name="decathlon", epochs=60, drops=(45,), side=64, resized=72, crop_scale=(1.0, 1.0)
+            name="decathlon",
+            epochs=60,
+            drops=(45,),
+            side=64,
+            resized=72,
+            square=True,
+            crop_scale=(1.0, 1.0),
         ),
         Recipe(
             name="residual-adapters",

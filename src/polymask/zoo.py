@@ -178,7 +178,9 @@ def _efficientnet_lite0(pretrained: bool, classes: int | None) -> Built:
 
 def _decathlon(name: str, pretrained: bool, classes: int | None) -> Built:
     _refuse_download(name, pretrained)
-    return decathlon_nets.NETS[name](classes or 1000), InputSpec((3, 64, 64), crop=64 / 72)
+    # The paper resizes to 72 × 72; residual adapters, whose network the other is, the short side.
+    spec = InputSpec((3, 64, 64), crop=64 / 72, square=name == "decathlon-wrn28")
+    return decathlon_nets.NETS[name](classes or 1000), spec
 
 
 def _resnet18_64(pretrained: bool, classes: int | None) -> Built:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from made_runs import ABLATION, alone, individual, make_outcome, make_runs, table_of
-from polymask.benchmarks.anatomy import Anatomy, find_anatomies
+from polymask.benchmarks.anatomy import Anatomy, find_anatomies, which_piggyback
 from polymask.benchmarks.beside import find_ablations, find_published
 from polymask.benchmarks.forgotten import measure_forgetting
 from polymask.benchmarks.frontier import find_frontier
@@ -132,9 +132,19 @@ def test_masks_and_scalars_are_summed_up_by_layer_and_by_weight() -> None:
 def test_masks_are_those_of_piggyback_and_the_full_model_from_the_first_seed() -> None:
     runs = make_runs(methods=("piggyback", "piggyback-bn", "affine-simple", "affine-full", "ba2"))
     found = find_anatomies(tabulate(runs))
-    methods = ["piggyback", "piggyback-bn", "affine-full"]
+    methods = ["piggyback-bn", "affine-full"]
     assert [one.method for one in found] == [m for m in methods for _ in runs.plan.domains]
-    first = next(o for o in runs.outcomes if o.method == "piggyback" and o.seed == 0)
+    first = next(o for o in runs.outcomes if o.method == "piggyback-bn" and o.seed == 0)
     assert found[0].layers == first.domains["cubs"].layers
-    starred = make_runs(methods=("piggyback-star", "piggyback-star-bn"))
-    assert {one.method for one in find_anatomies(tabulate(starred))} == {"piggyback-star-bn"}
+    assert "Piggyback is piggyback-bn here" in which_piggyback(found)
+
+
+def test_the_piggyback_by_layer_is_that_of_the_papers_figures_where_it_was_run() -> None:
+    every = ("piggyback", "piggyback-bn", "piggyback-star", "piggyback-star-bn", "affine-full")
+    for count, shown in ((5, "piggyback-star-bn"), (3, "piggyback-bn"), (1, "piggyback")):
+        methods = every if count == 5 else every[:count]
+        found = find_anatomies(tabulate(make_runs(methods=methods)))
+        assert {one.method for one in found} - {"affine-full"} == {shown}
+        assert shown in which_piggyback(found)
+        assert ("was not run" in which_piggyback(found)) == (count < 5)
+    assert "Piggyback was not run" in which_piggyback(())

@@ -6,9 +6,11 @@ import pytest
 import polymask as pm
 from image_folders import make_decathlon, make_folder
 from polymask.benchmarks.jobs import BaseName, load_domain_data
-from polymask.benchmarks.planning import Request, final_jobs, make_plan
+from polymask.benchmarks.planning import Request, environment, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol, deviations
 from polymask.benchmarks.suites import find_suite
+from polymask.cli.benchmarking import Benchmark
+from polymask.engines import run_jobs
 from polymask.recipes import get_recipe
 
 QUICK = get_recipe("quick", side=32, epochs=1)
@@ -182,3 +184,38 @@ def test_a_base_is_not_measured_on_classes_that_it_does_not_have(tmp_path):
     suite = find_suite("imagenet-to-sketch", tmp_path)
     with pytest.raises(pm.BenchmarkError, match=r"imagenet has 2 classes, the base's .* 1000"):
         make_plan(request(tmp_path, tmp_path / "runs", suite=suite))
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        ({}, 6),
+        ({"workers": 2}, 3),
+        ({"workers": 9}, 1),
+        ({"workers": 2, "threads": 4}, 4),
+        ({"engine": "ray", "cpus_per_job": 2}, 2),
+        ({"engine": "ray", "threads": 5}, 5),
+    ],
+)
+def test_the_plan_records_the_threads_of_a_job_not_of_the_process_that_plans(
+    domains, tmp_path, monkeypatch, options, threads
+):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    verb = Benchmark(benchmark=str(domains), methods="classifier-only", out=tmp_path, **options)
+    recorded = environment(verb.request())
+    assert recorded["threads"] == str(threads)
+    workers = "ray" if options.get("engine") == "ray" else str(options.get("workers", 1))
+    assert recorded["workers"] == workers
+
+
+def test_jobs_run_with_the_threads_that_the_plan_records(domains, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("torch.set_num_threads", seen.append)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    asked = request(domains, tmp_path, methods=("classifier-only",))
+    jobs = final_jobs(asked, make_plan(asked))
+    monkeypatch.setattr("polymask.engines.local.run_job", lambda job, listener: seen.append(job))
+    monkeypatch.setattr("polymask.engines.tally.Tally.finished", lambda *_: None)
+    monkeypatch.setattr("polymask.engines.tally.Tally.result", lambda *_: [])
+    run_jobs(jobs, threads=4)
+    assert seen == [4, *jobs, 6]

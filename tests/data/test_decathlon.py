@@ -64,6 +64,26 @@ def test_without_test_labels_only_the_submission_has_test_images(root: Path) -> 
     assert "no labels" in data.notes[0]
 
 
+def test_the_stripped_test_alone_needs_no_annotations(root: Path) -> None:
+    notes = root / "annotations"
+    (notes / "gtsrb_test.json").unlink()
+    for part in ("test_stripped", "val"):
+        path = notes / f"gtsrb_{part}.json"
+        content = json.loads(path.read_text())
+        del content["annotations"]
+        path.write_text(json.dumps(content))
+        if part == "test_stripped":
+            submission = load_data(f"decathlon:{root}/gtsrb").submission
+            assert submission is not None
+            assert submission.image_ids.tolist() == [50200010, 50200011, 50200012]
+    with pytest.raises(DataError, match=r"gtsrb_val\.json lacks annotations"):
+        load_data(f"decathlon:{root}/gtsrb")
+    (notes / "gtsrb_test_stripped.json").write_text('{"annotations": []}')
+    write(root, "val", [], [])
+    with pytest.raises(DataError, match=r"gtsrb_test_stripped\.json lacks images"):
+        load_data(f"decathlon:{root}/gtsrb")
+
+
 def test_signs_digits_characters_and_textures_are_not_mirrored(root: Path) -> None:
     assert not load_data(f"decathlon:{root}/gtsrb").mirror
     assert load_data(f"decathlon:{root}/gtsrb", mirror=True).mirror

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polymask._torchvision import import_torchvision
-from polymask.data import DomainData, eval_transform, train_transform
+from polymask.data import DomainData, eval_transform, shrink_for, train_transform
+from polymask.data.cache import short_side
 from polymask.data.split import ArraySplit
 from polymask.data.transforms import CentreCrop, ManyCrops, RandomCrop, RandomResizedCrop, Whole
-from polymask.errors import DataError
+from polymask.errors import BaseError, DataError
 from polymask.input import InputSpec
+from polymask.recipes import get_recipe
 
 import_torchvision()
 from torchvision.transforms.v2 import functional  # noqa: E402
@@ -111,6 +113,45 @@ def test_a_squashed_domain_shows_whole_images() -> None:
     image = noise(64, 96)
     wanted = functional.resize(image, [32, 32], antialias=True)
     assert torch.equal(crop(image, draw()), wanted)
+
+
+SQUARE = InputSpec((3, 64, 64), crop=64 / 72, square=True)
+
+
+@pytest.mark.parametrize(("height", "width"), [(144, 72), (72, 107), (50, 40)])
+def test_the_decathlon_resizes_to_72_by_72_before_it_crops_64(height: int, width: int) -> None:
+    image = noise(height, width)
+    whole = functional.resize(image, [72, 72], antialias=True)
+    assert torch.equal(eval_transform(domain(), SQUARE).crop(image, draw()), whole[:, 4:68, 4:68])
+    five = eval_transform(domain(), SQUARE, crops=5).crop(image, draw())
+    assert torch.equal(five, torch.stack(functional.five_crop(whole, [64, 64])))
+    crop = train_transform(domain(mirror=False), SQUARE, scale=None).crop
+    pieces = whole.unfold(1, 64, 1).unfold(2, 64, 1)  # (3, 9, 9, 64, 64)
+    for seed in range(20):
+        piece = crop(image, draw(seed))
+        assert (pieces == piece[:, None, None]).flatten(3).all(3).all(0).any()
+
+
+def test_images_that_become_a_square_are_kept_as_one() -> None:
+    assert shrink_for(domain(), SQUARE).size(72, 144) == (72, 72)
+    assert shrink_for(domain(), SPEC).size(72, 144) == (40, 80)
+    assert shrink_for(domain(squash=True), SQUARE).size(72, 144) == (64, 64)
+
+
+def test_the_recipe_of_the_decathlon_resizes_to_a_square_on_every_base() -> None:
+    base = InputSpec((3, 224, 224))
+    fed = get_recipe("decathlon").input(base)
+    assert (fed.side, short_side(fed), fed.square, fed.squash) == (64, 72, True, False)
+    assert not get_recipe("residual-adapters").input(base).square
+    assert get_recipe("pretrain").input(SQUARE).square
+    assert not get_recipe("decathlon", square=False).input(SQUARE).square
+
+
+def test_a_pack_says_square_only_where_it_is() -> None:
+    assert "square" not in SPEC.to_json()
+    assert InputSpec(**SQUARE.to_json()) == SQUARE
+    with pytest.raises(BaseError, match="square 1 must be true or false"):
+        InputSpec(square=1)  # type: ignore[arg-type]
 
 
 def test_five_and_ten_crops_are_torchvisions() -> None:

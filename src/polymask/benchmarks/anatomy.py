@@ -3,6 +3,7 @@
 Only of masks that moved: the others look as they were made.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -10,8 +11,8 @@ from polymask.benchmarks.tables import ResultTable, Row
 from polymask.report.results import LayerStatistics
 
 FULL = "affine-full"
-_PIGGYBACKS = ("piggyback", "piggyback-bn")
-_OTHER_PIGGYBACKS = ("piggyback-star-bn", "piggyback-star")
+PAPERS_PIGGYBACK = "piggyback-star-bn"
+_PIGGYBACKS = (PAPERS_PIGGYBACK, "piggyback-bn", "piggyback-star", "piggyback")  # nearest first
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,12 @@ class Anatomy:
 
 
 def find_anatomies(table: ResultTable) -> tuple[Anatomy, ...]:
-    """Piggyback, with own norms too if it was run, and the full model, on every domain."""
+    """The Piggyback of the paper's figures, or what comes nearest, and the full model, by domain.
+
+    That is the paper's own implementation, with own norms: "Piggyback* with BN" in its ablation.
+    """
     present = {row.method for row in table.rows if len(row.still) < _domains_with_masks(row)}
-    chosen = [method for method in _PIGGYBACKS if method in present]
-    chosen = chosen or [method for method in _OTHER_PIGGYBACKS if method in present][:1]
+    chosen = [method for method in _PIGGYBACKS if method in present][:1]
     rows = [table.row(method) for method in (*chosen, FULL)]
     return tuple(
         anatomy
@@ -79,12 +82,23 @@ def find_anatomies(table: ResultTable) -> tuple[Anatomy, ...]:
 
 def find_unmoved(table: ResultTable) -> dict[str, tuple[str, ...]]:
     """By label, the domains of Piggyback and the full model whose masks did not move."""
-    rows = [table.row(method) for method in (*_PIGGYBACKS, *_OTHER_PIGGYBACKS, FULL)]
+    rows = [table.row(method) for method in (*_PIGGYBACKS, FULL)]
     return {row.label: row.still for row in rows if row is not None and row.still}
 
 
 def _domains_with_masks(row: Row) -> int:
     return sum(any(one.layers for one in row.found_on(name).values()) for name in row.values)
+
+
+def which_piggyback(anatomies: Sequence[Anatomy]) -> str:
+    """A sentence on whether the Piggyback that is shown is that of the paper's figures."""
+    shown = next((one for one in anatomies if one.method != FULL), None)
+    papers = "that of the paper’s Figures 3 and 4, its own implementation with own norms"
+    if shown is None:
+        return f"Piggyback was not run; {PAPERS_PIGGYBACK} is {papers}."
+    if shown.method == PAPERS_PIGGYBACK:
+        return f"Piggyback ({shown.method}) is {papers}."
+    return f"Piggyback is {shown.method} here; {PAPERS_PIGGYBACK}, {papers}, was not run."
 
 
 def _anatomy(row: Row, domain: str) -> Anatomy | None:

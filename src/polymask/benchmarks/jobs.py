@@ -28,7 +28,7 @@ from polymask.sequence import Fitted, Lesson, fit_all
 from polymask.train import Listener, Together
 
 CUT_SEED = 0  # every seed of a benchmark sees the same images
-_FEEDING = ("batch_size", "side", "resized", "crop_scale", "mirror")  # what loaders need to know
+_FEEDING = ("batch_size", "side", "resized", "square", "crop_scale", "mirror")  # for loaders
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from polymask.errors import BenchmarkError, near_matches
 from polymask.method_text import MethodText, read_method
 from polymask.model import check_name
 from polymask.predict import accuracy, own_network
+from polymask.recipes import Recipe
 from polymask.run import plain
 
 DOWN, UP = "down", "up"
@@ -54,6 +55,8 @@ class Request:
     directions: Sequence[str] = (DOWN, UP)  # for methods where the order counts
     cache: Path | None = None
     command: str = ""
+    threads: int | None = None  # of each job; None: as many as this process has
+    workers: str = "1"  # that do jobs at the same time
     ladders: Sequence[Ladder] = ()  # what to search for, for each method
     search_on: Sequence[str] = ()  # domains whose val decides; none: all of them
 
@@ -180,7 +183,7 @@ def _plan(request: Request, base: Base, rows: Mapping[str, MethodText]) -> Plan:
         own_accuracy=own_accuracy,
         deviations=deviations(suite, protocol, base.name, notes),
         command=request.command,
-        environment=environment(),
+        environment=environment(request),
         tuning=tuning,
         protocols={} if before is None else before.protocols,
     )
@@ -265,6 +268,8 @@ def _check_same(out: Path, plan: Plan) -> None:
         return
     for field in fields(Plan):
         then, now = getattr(before, field.name), getattr(plan, field.name)
+        if field.name == "recipe":  # a plan of an earlier version lacks what was not there yet
+            then = plain(Recipe(**then).to_json())
         if field.name not in _MAY_GROW and then != now:
             raise BenchmarkError(
                 f"{out} holds runs with another {field.name} ({then}; now {now}); ask for the "
@@ -312,12 +317,13 @@ def _groups(
     return [(direction, orders[direction]) for direction in request.directions]
 
 
-def environment() -> dict[str, str]:
-    """The versions and the machine that a run's numbers depend on."""
+def environment(request: Request) -> dict[str, str]:
+    """The versions and the machine that a run's numbers depend on; threads are those of a job."""
     return {
         "polymask": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "threads": str(torch.get_num_threads()),
+        "threads": str(request.threads or torch.get_num_threads()),
+        "workers": request.workers,
     }

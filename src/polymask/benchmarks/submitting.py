@@ -50,7 +50,7 @@ def _answers(
     found: dict[str | int, int] = {}
     numbers = iter(data.submission.image_ids.tolist())
     for images, _ in loader.batches():
-        for label in logits(net, images.to(base.device)).argmax(1).tolist():
+        for label in logits(net, base.placed(images)).argmax(1).tolist():
             found[next(numbers)] = label
     return found
 

@@ -136,6 +136,7 @@ class Benchmark(BaseVerb):
         from polymask.benchmarks.protocol import Protocol
         from polymask.benchmarks.search import read_ladder
         from polymask.benchmarks.suites import find_suite
+        from polymask.engines.running import threads_of_a_job
 
         suite = find_suite(self.benchmark, self.data)
         if self.domains is not None:
@@ -159,6 +160,8 @@ class Benchmark(BaseVerb):
             ladders=tuple(read_ladder(text) for text in self.tune),
             search_on=() if self.tune_on is None else _listed("tune-on", self.tune_on),
             command=shlex.join(["polymask", *sys.argv[1:]]),
+            threads=threads_of_a_job(self.engine, self.workers, self.threads, self.cpus_per_job),
+            workers="ray" if self.engine == "ray" else str(self.workers),
         )
 
     def present(self, result: dict[str, Any], console: "Console") -> None:

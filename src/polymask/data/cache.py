@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -80,10 +80,15 @@ def short_side(spec: InputSpec) -> int:
     return round(spec.side / spec.crop)
 
 
+def shrink_of(spec: InputSpec) -> Shrink:
+    """How images are kept for what is fed by `spec`."""
+    side = spec.side if spec.squash else short_side(spec)
+    return Shrink(side, spec.squash or spec.square, spec.interpolation)
+
+
 def shrink_for(data: DomainData, spec: InputSpec) -> Shrink:
     """How a domain's images are kept for a network."""
-    side = spec.side if data.squash else short_side(spec)
-    return Shrink(side, data.squash, spec.interpolation)
+    return shrink_of(replace(spec, squash=data.squash))
 
 
 def cache_domain(

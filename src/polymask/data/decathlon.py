@@ -21,6 +21,7 @@ from polymask.data.split import FileSplit
 from polymask.errors import DataError
 
 Json = dict[str, Any]
+STRIPPED = "test_stripped"  # images without labels: of its JSON only the list of them is read
 
 
 def load_decathlon(place: str, seed: int) -> DomainData:
@@ -39,7 +40,7 @@ def load_decathlon(place: str, seed: int) -> DomainData:
         for part in ("train", "val")
     }
     labelled = (notes / f"{name}_test.json").is_file()
-    test_part = "test" if labelled else "test_stripped"
+    test_part = "test" if labelled else STRIPPED
     test_json = _read(notes, name, test_part)
     known = categories if labelled else None
     test = _split(root, test_json, known, f"{name}_{test_part}.json")
@@ -61,9 +62,10 @@ def load_decathlon(place: str, seed: int) -> DomainData:
 
 def _read(annotations: Path, name: str, part: str) -> Json:
     path = annotations / f"{name}_{part}.json"
+    needed = {"images"} if part == STRIPPED else {"categories", "images", "annotations"}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        missing = {"categories", "images", "annotations"} - set(content)
+        missing = needed - set(content)
     except FileNotFoundError as error:
         there = sorted(file.stem[:-6] for file in annotations.glob("*_train.json"))
         near = difflib.get_close_matches(name, there, n=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -49,12 +49,6 @@ class Crop(ABC):
         resized: Tensor = _functional().resize(image, [height, width], how, antialias=True)
         return resized
 
-    def resize_short(self, image: Tensor, short: int) -> Tensor:
-        """Resize the shorter side to `short`."""
-        height, width = image.shape[-2:]
-        smaller = min(height, width)
-        return self.resize(image, short * height // smaller, short * width // smaller)
-
     def cut(self, image: Tensor, top: int, left: int) -> Tensor:
         """The square at (top, left)."""
         return image[..., top : top + self.side, left : left + self.side]
@@ -93,17 +87,32 @@ class RandomResizedCrop(Crop):
         return (height - h) // 2, (width - w) // 2, h, w
 
 
-@final
 @dataclass(frozen=True)
-class RandomCrop(Crop):
-    """A square from anywhere in the image with its shorter side resized to `short`."""
+class FixedScaleCrop(Crop):
+    """A piece of the image with its shorter side resized to `short`; with `square`, both sides."""
 
     short: int = 0
+    square: bool = False
+
+    def resized(self, image: Tensor) -> Tensor:
+        """The image that a piece is cut out of."""
+        height, width = image.shape[-2:]
+        if self.square:
+            return self.resize(image, self.short, self.short)
+        smaller = min(height, width)
+        return self.resize(image, self.short * height // smaller, self.short * width // smaller)
+
+
+@final
+@dataclass(frozen=True)
+class RandomCrop(FixedScaleCrop):
+    """A square from anywhere in the image."""
+
     mirror: bool = True
 
     @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
-        image = self.resize_short(image, self.short)
+        image = self.resized(image)
         top = int(draw.integers(image.shape[-2] - self.side + 1))
         left = int(draw.integers(image.shape[-1] - self.side + 1))
         return _maybe_mirror(self.cut(image, top, left), self.mirror, draw)
@@ -123,29 +132,26 @@ class Whole(Crop):
 
 @final
 @dataclass(frozen=True)
-class CentreCrop(Crop):
-    """The centre of the image with its shorter side resized to `short`."""
-
-    short: int = 0
+class CentreCrop(FixedScaleCrop):
+    """The centre of the image."""
 
     @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
-        image = self.resize_short(image, self.short)
+        image = self.resized(image)
         bottom, right = image.shape[-2] - self.side, image.shape[-1] - self.side
         return self.cut(image, round(bottom / 2), round(right / 2))
 
 
 @final
 @dataclass(frozen=True)
-class ManyCrops(Crop):
+class ManyCrops(FixedScaleCrop):
     """Four corners and the centre, and with `mirror` the same five mirrored: (5 or 10, 3, …)."""
 
-    short: int = 0
     mirror: bool = False
 
     @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
-        image = self.resize_short(image, self.short)
+        image = self.resized(image)
         bottom, right = image.shape[-2] - self.side, image.shape[-1] - self.side
         centre = round(bottom / 2), round(right / 2)
         places = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
@@ -185,13 +191,15 @@ def train_transform(
     """The paper's augmentation: a random resized crop, and mirroring where the domain allows it.
 
     `scale` bounds the crop's share of the area. With None the crop has the network's size and only
-    its place is random, as in the decathlon's 72 → 64. A squashed domain is mirrored only.
+    its place is random, as in the decathlon's 72 → 64 (where `spec.square` makes the image a square
+    first). A squashed domain is mirrored only.
     """
     side, how = _square(spec), spec.interpolation
     if data.squash:
         return Transform(Whole(side, how, mirror=data.mirror), spec)
     if scale is None:
-        return Transform(RandomCrop(side, how, short_side(spec), data.mirror), spec)
+        crop = RandomCrop(side, how, short_side(spec), spec.square, mirror=data.mirror)
+        return Transform(crop, spec)
     return Transform(RandomResizedCrop(side, how, scale, mirror=data.mirror), spec)
 
 
@@ -200,11 +208,17 @@ def eval_transform(data: DomainData, spec: InputSpec, *, crops: int = 1) -> Tran
     side, how = _square(spec), spec.interpolation
     if crops not in (1, 5, 10):
         raise DataError(f"{crops} crops are not known; give 1, 5 or 10")
-    if data.squash:
-        return Transform(Whole(side, how), spec)
-    if crops == 1:
-        return Transform(CentreCrop(side, how, short_side(spec)), spec)
-    return Transform(ManyCrops(side, how, short_side(spec), mirror=crops == 10), spec)
+    if crops == 1 or data.squash:
+        return Transform(centre_crop(replace(spec, squash=data.squash)), spec)
+    many = ManyCrops(side, how, short_side(spec), spec.square, mirror=crops == 10)
+    return Transform(many, spec)
+
+
+def centre_crop(spec: InputSpec) -> Crop:
+    """The piece of an image that is fed by `spec` at evaluation."""
+    if spec.squash:
+        return Whole(spec.side, spec.interpolation)
+    return CentreCrop(spec.side, spec.interpolation, short_side(spec), spec.square)
 
 
 def _square(spec: InputSpec) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import torch
+
 from polymask.benchmarks.jobs import Job
 from polymask.benchmarks.records import Outcome
 from polymask.engines.local import run_locally
@@ -39,6 +41,7 @@ def run_jobs(
     """
     if engine not in get_args(Engine):
         raise EngineError(f"engine {engine!r} is not one of {', '.join(get_args(Engine))}")
+    each = threads_of_a_job(engine, workers, threads, cpus_per_job)
     tally = Tally(jobs, watcher)
     try:
         if engine == "ray":
@@ -46,12 +49,23 @@ def run_jobs(
             from polymask.engines.ray_engine import RayOptions, run_on_ray
 
             share = Share(cpus_per_job, gpus_per_job)
-            run_on_ray(tally, RayOptions(share, address, threads, shared))
+            run_on_ray(tally, RayOptions(share, address, each, shared))
         else:
-            run_locally(tally, workers=workers, threads=threads)
+            run_locally(tally, workers=workers, threads=each)
     except (KeyboardInterrupt, InterruptedTraining) as stopped:
         raise InterruptedTraining(
             f"stopped with {len(tally.outcomes)} of {len(jobs)} jobs done; those that ran have "
             "saved: run the same again to go on"
         ) from stopped
     return tally.result()
+
+
+def threads_of_a_job(
+    engine: Engine, workers: int, threads: int | None, cpus_per_job: float = 1
+) -> int:
+    """How many threads each job runs with: those asked for, or its share of the cores."""
+    if threads is not None:
+        return threads
+    if engine == "ray":
+        return max(1, int(cpus_per_job))
+    return max(1, torch.get_num_threads() // max(1, workers))

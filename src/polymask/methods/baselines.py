@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polymask.methods.method import Method, NormPolicy, Stored, Transform
+from polymask.precision import learned_type
 from polymask.survey import Site
 
 
@@ -59,19 +60,20 @@ class FreeWeights(Transform):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.register_parameter("delta", nn.Parameter(torch.zeros(site.shape, dtype=site.dtype)))
-        bias = torch.zeros(site.channels, dtype=site.dtype)
+        dtype = learned_type(site.dtype)
+        self.register_parameter("delta", nn.Parameter(torch.zeros(site.shape, dtype=dtype)))
+        bias = torch.zeros(site.channels, dtype=dtype)
         self.register_parameter("delta_bias", nn.Parameter(bias) if site.has_bias else None)
 
     def weight(self, base_weight: Tensor) -> Tensor:
         """W + D."""
-        return base_weight + self.delta
+        return (base_weight + self.delta).to(base_weight.dtype)
 
     def bias(self, base_bias: Tensor | None) -> Tensor | None:
         """B + d."""
         if base_bias is None or self.delta_bias is None:
             return None
-        return base_bias + self.delta_bias
+        return (base_bias + self.delta_bias).to(base_bias.dtype)
 
     def origins(
         self, base_weight: Tensor, base_bias: Tensor | None

@@ -11,6 +11,7 @@ from polymask.blocks import Block
 from polymask.methods.method import NormPolicy
 from polymask.methods.moving import moving_tensors
 from polymask.norms import OwnNorm
+from polymask.precision import learned_type
 
 if TYPE_CHECKING:
     from polymask.base import Base
@@ -27,12 +28,18 @@ class Column(nn.Module):
         super().__init__()
         differences = {}
         for site in base.all_sites.values():
-            differences[site.name] = torch.zeros(site.shape, dtype=site.dtype)
+            dtype = learned_type(site.dtype)
+            differences[site.name] = torch.zeros(site.shape, dtype=dtype)
             if site.has_bias:
-                differences[site.bias] = torch.zeros(site.channels, dtype=site.dtype)
+                differences[site.bias] = torch.zeros(site.channels, dtype=dtype)
         self.differences = frozenset(differences)
+        owned = {} if norms == "shared" else base.norms
+        own_norms = {name: OwnNorm(base, norm, norms) for name, norm in owned.items()}
+        self.fittings = {name: own.fitting for name, own in own_norms.items()}
         self.tensors = nn.Module()
-        for name, tensor in (differences | _norm_tensors(base, norms)).items():
+        for name, own in own_norms.items():
+            differences |= {f"{name}.{leaf}": tensor for leaf, tensor in own.stored().items()}
+        for name, tensor in differences.items():
             _put_buffer(self.tensors, name, tensor)
         self.laterals = laterals
 
@@ -49,10 +56,17 @@ class Column(nn.Module):
 
     def weights(self, base: "Base") -> dict[str, Tensor]:
         """W + D, and the column's norms, by their names in the network."""
-        return {
-            name: base.tensor(name) + tensor if name in self.differences else tensor
-            for name, tensor in self.tensors.named_buffers()
-        }
+        buffers = dict(self.tensors.named_buffers())
+        weights = {}
+        for name in self.differences:
+            weight = base.tensor(name)
+            weights[name] = (weight + buffers[name]).to(weight.dtype)
+        for fitting in self.fittings.values():
+            own = {
+                leaf: buffers[place] for leaf, place in fitting.places.items() if place in buffers
+            }
+            weights |= fitting(base, own)
+        return weights
 
 
 class Lateral(nn.Module):
@@ -102,17 +116,6 @@ def _mix(x: Tensor, matrix: Tensor) -> Tensor:
     """Combine the channels of maps (N, C, H, W) or vectors (N, C) by a matrix (C', C)."""
     matrix = matrix.to(x.dtype)
     return F.conv2d(x, matrix[:, :, None, None]) if x.ndim == 4 else F.linear(x, matrix)
-
-
-def _norm_tensors(base: "Base", policy: NormPolicy) -> dict[str, Tensor]:
-    """The tensors that a domain with this policy has for its norms, as they start."""
-    tensors: dict[str, Tensor] = {}
-    if policy == "shared":
-        return tensors
-    for name, norm in base.norms.items():
-        own = OwnNorm(base, norm, policy).stored()
-        tensors |= {f"{name}.{leaf}": tensor for leaf, tensor in own.items()}
-    return tensors
 
 
 def _put_buffer(root: nn.Module, name: str, tensor: Tensor) -> None:

@@ -37,6 +37,7 @@ from polymask.methods.moving import (
     moving_tensors,
     own_classifier,
 )
+from polymask.precision import learned_type
 from polymask.survey import Site
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class HeldWeights(MovedWeights):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        dtype = torch.promote_types(site.dtype, torch.float32)
+        dtype = learned_type(site.dtype)
         self.register_buffer("fisher", torch.zeros(site.shape, dtype=dtype))
         bias = torch.zeros(site.channels, dtype=dtype) if site.has_bias else None
         self.register_buffer("fisher_bias", bias)
@@ -164,7 +165,7 @@ class HeldNorms(Luggage):
         for norm in base.norms.values():
             for leaf in norm.affine:
                 tensor = base.tensor(f"{norm.name}.{leaf}")
-                dtype = torch.promote_types(tensor.dtype, torch.float32)
+                dtype = learned_type(tensor.dtype)
                 zeros = torch.zeros(tensor.shape, dtype=dtype)
                 self.register_buffer(_key(f"{norm.name}.{leaf}"), zeros)
 
@@ -205,14 +206,12 @@ def fisher(
     """
     weights = {name: tensor.detach() for name, tensor in domain.weights(base).items()}
     wanted = {name: weights[name].requires_grad_() for name in moving_tensors(domain)}
-    sums = {
-        name: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32))
-        for name, t in wanted.items()
-    }
+    sums = {name: torch.zeros_like(t, dtype=learned_type(t.dtype)) for name, t in wanted.items()}
     count = 0
     for batch in batches:
         for image in batch.unsqueeze(1).unbind():
-            log_p = F.log_softmax(head(base.run(weights, image)), 1)[0]
+            logits = head(base.run(weights, image))
+            log_p = F.log_softmax(logits.to(learned_type(logits.dtype)), 1)[0]
             label = torch.multinomial(log_p.detach().exp(), 1)
             gradients = torch.autograd.grad(log_p[label], list(wanted.values()), allow_unused=True)
             for total, gradient in zip(sums.values(), gradients, strict=True):

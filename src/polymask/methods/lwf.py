@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from polymask.errors import MethodError
 from polymask.methods.method import Images, Method, NormPolicy, Objective
 from polymask.methods.moving import Luggage, Moving, Snapshot, own_classifier
+from polymask.precision import learned_type, linear_head
 from polymask.surgery import structural_copy
 
 if TYPE_CHECKING:
@@ -121,9 +122,10 @@ class OldHeads(Luggage):
         dtype = next((site.dtype for site in base.all_sites.values()), torch.float32)
         self.heads = nn.ModuleList()
         for classes in method.old_classes:
-            head = nn.Linear(base.feature_dim, classes, device="meta")  # draws no numbers
-            head.weight = nn.Parameter(torch.zeros(head.weight.shape, dtype=dtype))
-            head.bias = nn.Parameter(torch.zeros(classes, dtype=dtype))
+            head = linear_head(base.feature_dim, classes, dtype, device="meta")  # draws no numbers
+            for name, parameter in list(head.named_parameters()):
+                zeros = torch.zeros(parameter.shape, dtype=parameter.dtype)
+                head.register_parameter(name, nn.Parameter(zeros))
             self.heads.append(head)
 
     def component(self, name: str) -> str:
@@ -147,16 +149,17 @@ class Distillation(Objective):
         """The divergence for images (N, C, H, W) and the network's features (N, D) of them."""
         with torch.no_grad():
             before = self.base.run(self.network.tensors(), images)
-        total = features.new_zeros(())
+        total = features.new_zeros((), dtype=learned_type(features.dtype))
         for head, start in zip(self.heads, self.classifiers, strict=True):
-            then = F.linear(before, **cast(Snapshot, start).tensors())
+            then = torch.func.functional_call(head, cast(Snapshot, start).tensors(), (before,))
             total = total + divergence(head(features), then, self.temperature)
         return self.weight * total
 
 
 def divergence(now: Tensor, then: Tensor, temperature: float) -> Tensor:
     """KL(softmax(then/T) || softmax(now/T)) of logits (N, C), averaged over the N images."""
-    p, q = (F.log_softmax(logits / temperature, 1) for logits in (then, now))
+    wide = [logits.to(learned_type(logits.dtype)) for logits in (then, now)]
+    p, q = (F.log_softmax(logits / temperature, 1) for logits in wide)
     return F.kl_div(q, p, reduction="batchmean", log_target=True)
 
 

@@ -22,6 +22,7 @@ from polymask.errors import BaseError
 from polymask.methods.feature_maps import passes_maps
 from polymask.methods.method import Method, Route
 from polymask.methods.moving import MovedWeights
+from polymask.precision import learned_type
 from polymask.surgery import owner_of
 from polymask.survey import Site
 
@@ -104,7 +105,7 @@ class AttentionRoute(Route):
         channels = [block.output_shape[0] for block in ends]
         if self.has_stem:
             channels.insert(0, blocks[0].input_shape[0])
-        dtype = next(site.dtype for site in base.all_sites.values())
+        dtype = learned_type(next(site.dtype for site in base.all_sites.values()))
         self.attention = nn.ModuleList(
             Attention(inputs, inputs if j else 0, outputs, dtype)
             for j, (inputs, outputs) in enumerate(
@@ -146,6 +147,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, before: int, after: int, dtype: torch.dtype) -> None:
         super().__init__()
+        self.dtype = dtype
         self.mask = nn.Sequential(
             _conv(channels + before, channels, 1, dtype),
             nn.BatchNorm2d(channels, dtype=dtype),
@@ -159,10 +161,13 @@ class Attention(nn.Module):
         )
 
     def forward(self, g: Tensor, f: Tensor | None) -> Tensor:
-        """ReLU(BN(S * (a ∘ g))), before it is pooled."""
-        seen = g if f is None else torch.cat([g, F.adaptive_max_pool2d(f, g.shape[2:])], 1)
-        out: Tensor = self.shared(self.mask(seen) * g)
-        return out
+        """ReLU(BN(S * (a ∘ g))), before it is pooled, in the type of g."""
+        maps = g.to(self.dtype)
+        seen = maps
+        if f is not None:
+            seen = torch.cat([maps, F.adaptive_max_pool2d(f.to(self.dtype), g.shape[2:])], 1)
+        out: Tensor = self.shared(self.mask(seen) * maps)
+        return out.to(g.dtype)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, dtype: torch.dtype) -> nn.Conv2d:

@@ -27,6 +27,7 @@ from polymask.methods.baselines import FreeWeights
 from polymask.methods.columns import Column, lateral_paths
 from polymask.methods.feature_maps import passes_maps
 from polymask.methods.method import Method, Route
+from polymask.precision import learned_type
 from polymask.survey import Site
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class ColumnRoute(Route):
                     "vectors: use a convolutional network, or another method"
                 )
         self.blocks = tuple(block.name for block in blocks)
-        dtype = next(site.dtype for site in base.all_sites.values())
+        dtype = learned_type(next(site.dtype for site in base.all_sites.values()))
         paths = partial(lateral_paths, blocks, reduction=method.reduction, dtype=dtype)
         self.columns = nn.ModuleList(
             Column(base, method.norms, paths(place, learned=False))

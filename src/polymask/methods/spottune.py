@@ -140,9 +140,9 @@ class SpotRoute(Route):
             # A buffer that is no norm's is a scratch copy: the base's own could be written to.
             if isinstance(base.tensor(name), nn.Parameter):
                 tensors[name] = base.tensor(name)
-        for name, own in zip(self.norm_names, self.norms, strict=True):
+        for own in self.norms:
             assert isinstance(own, OwnNorm)
-            tensors |= {f"{name}.{leaf}": tensor for leaf, tensor in own.tensors().items()}
+            tensors |= own.in_layer(base)
         return tensors
 
 

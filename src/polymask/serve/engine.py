@@ -222,7 +222,7 @@ class Engine:
 
     @torch.no_grad()
     def _run(self, target: "Entry | Features", crops: Tensor) -> Tensor:
-        images = feed_of(target.input).batch(crops).to(self.base.device)
+        images = self.base.placed(feed_of(target.input).batch(crops))
         if isinstance(target, Features):
             return tensor_of(target.net(images)).cpu()
         with self.cache.use(target.key, partial(self.library.load, target)) as net:

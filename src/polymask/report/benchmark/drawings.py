@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from polymask.benchmarks.anatomy import FULL, Anatomy
+from polymask.benchmarks.anatomy import FULL, Anatomy, which_piggyback
 from polymask.benchmarks.findings import Findings
 from polymask.benchmarks.records import DomainOutcome
 from polymask.benchmarks.tables import ResultTable, Row
@@ -32,6 +32,7 @@ class Drawings:
     ahead: str
     lost: str
     densities: list[Titled]
+    densities_of: str  # which Piggyback they show
     scalars: list[Titled]
     curves: list[Titled]
     curves_of: str  # the methods that the curves show, and of which images
@@ -50,6 +51,7 @@ def draw(findings: Findings) -> Drawings:
         ahead=_ahead(findings),
         lost=points_lost(lost, name="lost") if lost else "",
         densities=list(_densities(findings.anatomies)),
+        densities_of=which_piggyback(findings.anatomies),
         scalars=list(_scalars(findings.anatomies)),
         curves=curves,
         curves_of=f"Accuracy on {images} images after each epoch, and the training loss during it",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from polymask.benchmarks.anatomy import FULL, Anatomy
+from polymask.benchmarks.anatomy import FULL, Anatomy, which_piggyback
 from polymask.report.benchmark.results import HERE, number
 from polymask.report.benchmark.sheet import Cell, Column, Line, Sheet
 
@@ -32,5 +32,8 @@ def anatomy_sheet(anatomies: Sequence[Anatomy]) -> Sheet | None:
         else:
             cells += [Cell()] * 7
         lines.append(Line(one.label, tuple(cells)))
-    notes = ("Thirds are of the layers, from input to output; each layer counts once.",)
+    notes = (
+        which_piggyback(anatomies),
+        "Thirds are of the layers, from input to output; each layer counts once.",
+    )
     return Sheet("layers-table", "In numbers", HERE, "method", columns, tuple(lines), notes)
