@@ -47,7 +47,7 @@ NOTES = {
     "ra_joint": SERIES,
     "pa": SERIES,
     "pa_svd": "the rank is not published; half of it is assumed here",
-    "dan": "2.06 with 3x3 controllers alone, 2.19 with all of them; the printed number is between",
+    "dan": "controllers of 3x3 layers; 2.19 with `always=True`: the printed number is between",
     "mtan": "1.75 with the ten heads, on its own network; the attention here fits this one",
     "spottune": "10 without the policies, which take a fifth of a network each",
     "covnorm": "counted before its ranks are found, which depend on the data",
