@@ -1,12 +1,14 @@
 # make demo   learn real domains end to end
 # make test   every check: lint, types, tests (under 12 minutes on 2 cores)
+# make test-cpus   the tests as three other machines would round
 # make docs   the documentation site, into site/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+QUICK  := $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
-.PHONY: install demo test test-all lint docs docs-serve pages clean
+.PHONY: install demo test test-all test-cpus lint docs docs-serve pages clean
 
 install: $(STAMP)
 
@@ -25,10 +27,17 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	$(QUICK)
 
 test-all: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# A training ends differently on another CPU, so no test may hang on how this one rounds: the quick suite with the
+# instructions of an old CPU, with those of most, and with one thread.
+test-cpus: install
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(QUICK)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(QUICK)
+	OMP_NUM_THREADS=1 $(QUICK)
 
 # Strict: a warning is an error, and so is a dead link or a page that loads anything from elsewhere.
 docs: install

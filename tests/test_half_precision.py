@@ -159,7 +159,7 @@ def test_norms_and_head_of_a_float64_base_are_float64():
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
 def test_an_optimiser_moves_parameters_of_any_type(kind, dtype):
     parameter = nn.Parameter(torch.ones(64, dtype=dtype))
-    optimiser = make_optimiser([parameter], kind, 0.1, 0.9, 0.0)
+    optimiser = make_optimiser([{"params": [parameter]}], kind, 0.1, 0.9)
     parameter.grad = torch.ones_like(parameter)
     optimiser.step()
     assert (parameter < 0.95).all()

@@ -104,10 +104,13 @@ def test_a_server_told_to_stop_finishes_its_request_and_leaves_nothing(folder, t
         workers = workers_of(process)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         connection.putrequest("POST", "/v1/predict")
-        for name, value in (JSON | {"Content-Length": str(len(BODY))}).items():
+        asked = {"Content-Length": str(len(BODY)), "Expect": "100-continue"}
+        for name, value in (JSON | asked).items():
             connection.putheader(name, value)
-        connection.endheaders(BODY[:100])
-        time.sleep(0.5)  # so that a worker has begun to read it
+        connection.endheaders()
+        # So a worker says that it has begun to read, however slow the machine.
+        assert connection.sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.send(BODY[:100])
         process.send_signal(signal.SIGTERM)
         time.sleep(1)
         connection.send(BODY[100:])
