@@ -83,6 +83,7 @@ def test_the_examples_in_public_docstrings_give_what_they_say(tmp_path, monkeypa
         "cost_table",
         "scale_page",
         "serve_tables",
+        "findings_page",
         "cli_pages",
     ],
 )

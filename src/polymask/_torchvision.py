@@ -25,7 +25,9 @@ def import_torchvision() -> ModuleType:
     with _lock:
         if "torchvision" not in sys.modules:
             _make_importable()
-    return importlib.import_module("torchvision")
+        # It computes with tensors when it is imported, which a caller's meta device would not let it.
+        with torch.device("cpu"):
+            return importlib.import_module("torchvision")
 
 
 def _make_importable() -> None:

@@ -62,6 +62,18 @@ def test_torchvision_imports_beside_any_torch_and_only_once() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+def test_torchvision_is_imported_with_values_whatever_the_callers_device(tmp_path: Path) -> None:
+    stand_in = tmp_path / "torchvision" / "__init__.py"  # 0.21 does the like, newer ones do not
+    stand_in.parent.mkdir()
+    stand_in.write_text("import torch; HALF = (torch.ones(1) / 2).item()")
+    code = (
+        "import sys, torch; from polymask._torchvision import import_torchvision;"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "with torch.device('meta'): assert import_torchvision().HALF == 0.5"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_missing_torchvision_is_an_import_error_that_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# The runs of docs/findings.md. Each can be cut and goes on where it was: about twelve hours on two cores in all.
+#
+#   benchmarks/findings.sh sketch|decathlon|ablation-flowers|ablation-gtsrb DATA [OPTIONS…]
+#
+# DATA holds sketch-mini and decathlon-mini (a folder of images for each domain, in the benchmarks' layouts) and, beside
+# it, weights/resnet18-tinyimagenet-64.safetensors. More options go to `polymask benchmark`: --workers 2, say.
+set -euo pipefail
+run=$1 data=$2
+shift 2
+
+main=classifier-only,finetune,affine-full,piggyback-bn,affine-simple,bitdelta,lora-conv,parallel-adapter
+rest=bn-only,piggyback,series-adapter,covnorm,dan,ba2,packnet,spottune
+rows=piggyback,piggyback-star,piggyback-star-bn,piggyback-star-bn-k1,affine-simple-no-k1,affine-simple
+rows=$rows,affine-simple-sigmoid,affine-full-no-k1,affine-full-no-k2,affine-full,affine-full-sigmoid,affine-full-channel
+
+# One ladder for whole weights and masks, one for what learns faster, one for a head alone.
+tune=(--tune rate=1e-4,3e-4,1e-3,3e-3 classifier-only:head_rate=1e-3,2e-3,5e-3,1e-2)
+for method in lora-conv parallel-adapter series-adapter covnorm bn-only dan; do
+    tune+=("$method:rate=3e-4,1e-3,3e-3,1e-2")
+done
+
+sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe quick --weight-rate 1e-4 --epochs 5 --side 64)
+decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
+    --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe quick --weight-rate 1e-4
+    --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
+
+case $run in
+sketch)
+    common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down
+        --tune-on flowers,stanford-cars --out results/sketch-mini-64)
+    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" "$@"
+    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" "$@"
+    ;;
+decathlon)
+    common=("${decathlon[@]}" --orders down --tune-on gtsrb,vgg-flowers --out results/decathlon-mini-32)
+    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" "$@"
+    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" "$@"
+    ;;
+ablation-flowers)
+    polymask benchmark "${sketch[@]}" --domains flowers --methods "$rows" --seeds 0,1 \
+        --tune rate=1e-4,3e-4,1e-3 --out results/ablation-flowers "$@"
+    ;;
+ablation-gtsrb)
+    polymask benchmark "${decathlon[@]}" --domains gtsrb --methods "$rows" --seeds 0,1 \
+        --tune rate=1e-4,3e-4,1e-3 --out results/ablation-gtsrb "$@"
+    ;;
+*)
+    echo "unknown run: $run" >&2
+    exit 2
+    ;;
+esac
