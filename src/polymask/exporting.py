@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from polymask._version import __version__
 from polymask.base import Base
@@ -85,6 +86,8 @@ def export_domain(
     net = domain.merged(base)
     if base.device.type != "cpu":  # a copy: the base shares its tensors with the merged network
         net = copy.deepcopy(net).cpu()
+    if format == "onnx" and base.dtype.itemsize < 4:
+        net = _with_norms_in(base.dtype, net)
     scale = Normalisation(domain.input, base.dtype)
     with torch.no_grad():
         if not isinstance(net(scale(pixels[:1])), Tensor):
@@ -173,6 +176,15 @@ def describe(domain: Domain, input_type: torch.dtype, output: Tensor) -> dict[st
         "input": fed,
         "output": {"name": name, "shape": ["batch", *output.shape[1:]]},
     }
+
+
+def _with_norms_in(dtype: torch.dtype, net: nn.Module) -> nn.Module:
+    """A copy with batch norms of the type of what they read: torch's ONNX exporter needs that."""
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, _NormBase):
+            module.to(dtype)
+    return net
 
 
 def _check_request(path: Path, format: str, check: bool, force: bool) -> None:
