@@ -25,7 +25,7 @@ def import_torchvision() -> ModuleType:
     with _lock:
         if "torchvision" not in sys.modules:
             _make_importable()
-        # It computes with tensors when it is imported, which a caller's meta device would not let it.
+        # It computes with tensors on import, which a caller's meta device would not let it.
         with torch.device("cpu"):
             return importlib.import_module("torchvision")
 
