@@ -13,6 +13,7 @@ main=classifier-only,finetune,affine-full,piggyback-bn,affine-simple,bitdelta,lo
 rest=bn-only,piggyback,series-adapter,covnorm,dan,ba2,packnet,spottune
 rows=piggyback,piggyback-star,piggyback-star-bn,piggyback-star-bn-k1,affine-simple-no-k1,affine-simple
 rows=$rows,affine-simple-sigmoid,affine-full-no-k1,affine-full-no-k2,affine-full,affine-full-sigmoid,affine-full-channel
+rows=$rows,affine-full:k0=learned
 
 # One ladder for whole weights and masks, one for what learns faster, one for a head alone.
 tune=(--tune rate=1e-4,3e-4,1e-3,3e-3 classifier-only:head_rate=1e-3,2e-3,5e-3,1e-2)
@@ -20,7 +21,8 @@ for method in lora-conv parallel-adapter series-adapter covnorm bn-only dan; do
     tune+=("$method:rate=3e-4,1e-3,3e-3,1e-2")
 done
 
-sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe quick --weight-rate 1e-4 --epochs 5 --side 64)
+sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe quick --weight-rate 1e-4
+    --epochs 5 --limit 2048 --side 64)
 decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
     --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe quick --weight-rate 1e-4
     --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
