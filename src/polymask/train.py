@@ -195,6 +195,8 @@ def _train_epoch(
     run.began = time.perf_counter()
     epoch, steps = run.epochs_before + run.epoch, len(train)
     for images, labels in train.batches(epoch, run.step):
+        if stop.is_set():
+            return
         images, labels = learner.placed(images, labels)
         found = learner.step(images, labels, run.epoch + run.step / steps)
         if not math.isfinite(found.loss):
@@ -207,8 +209,6 @@ def _train_epoch(
         often = run.step % 10 == 0 or run.step == steps
         density = learner.density() if often else None
         listener.step(epoch, run.step, found.loss, found.images, density)
-        if stop.is_set():
-            return
 
 
 @contextmanager
