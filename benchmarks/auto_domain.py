@@ -27,10 +27,10 @@ from torch import Tensor
 
 import polymask as pm
 from polymask.data import load_data
-from polymask.feed import Feed
-from polymask.likeness import fit, likeness, read_likeness
-from polymask.pack import packs_in, write_atomically
-from polymask.predict import logits, network
+from polymask.data.feed import Feed
+from polymask.pack.format import packs_in, write_atomically
+from polymask.train.likeness import fit, likeness, read_likeness
+from polymask.train.predict import logits, network
 
 DEMO = ("digits", "letters", "solar-cells")
 

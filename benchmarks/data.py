@@ -24,9 +24,9 @@ from cost.timing import markdown
 from PIL import Image
 
 import polymask as pm
-from polymask.learner import DomainLearner
-from polymask.learning import make_loaders
-from polymask.recipes import get_recipe
+from polymask.train.learn import make_loaders
+from polymask.train.learner import DomainLearner
+from polymask.train.recipe import get_recipe
 
 BASE, METHOD = "efficientnet-lite0", "affine-full"
 PHOTOGRAPHS, CLASSES = 500, 5

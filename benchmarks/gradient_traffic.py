@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 import polymask as pm
-from polymask.distributed import join_ranks
-from polymask.recipes import Recipe
-from polymask.train import Listener
+from polymask.train.fit import Listener
+from polymask.train.ranks import join_ranks
+from polymask.train.recipe import Recipe
 
 STEPS = 6
 

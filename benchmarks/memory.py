@@ -29,8 +29,8 @@ from cost.timing import markdown
 from torch import nn
 
 import polymask as pm
-from polymask.kernels import set_kernels
-from polymask.zoo import build
+from polymask.methods.affine.kernels import set_kernels
+from polymask.nets.zoo import build
 
 GOAL = 9  # bytes a masked weight, over fine-tuning
 STEPS = 3

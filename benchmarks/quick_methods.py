@@ -19,8 +19,8 @@ import torch
 
 import polymask as pm
 from polymask.data import load_data
-from polymask.learning import learn, make_loaders
-from polymask.recipes import get_recipe
+from polymask.train.learn import learn, make_loaders
+from polymask.train.recipe import get_recipe
 
 # What a method may choose: its norms, and those that `quick` was not found with their rate. What
 # Piggyback and classifier-only do to norms is part of what they are.

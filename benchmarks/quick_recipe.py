@@ -16,8 +16,8 @@ import torch
 
 import polymask as pm
 from polymask.data import load_data
-from polymask.learning import learn, make_loaders
-from polymask.recipes import get_recipe
+from polymask.train.learn import learn, make_loaders
+from polymask.train.recipe import get_recipe
 
 START = {
     "epochs": 5,

@@ -18,9 +18,9 @@ from pathlib import Path
 from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol
+from polymask.benchmarks.running import run_jobs
 from polymask.benchmarks.suites import find_suite
-from polymask.engines import run_jobs
-from polymask.recipes import get_recipe
+from polymask.train.recipe import get_recipe
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ import torch
 from cost.network import NETWORK, worn_domain
 
 import polymask as pm
-from polymask.kernels import set_kernels
-from polymask.merging import WorkingNetwork
+from polymask.core.merge import WorkingNetwork
+from polymask.methods.affine.kernels import set_kernels
 
 SWITCHES, SHOWN = 20, 6
 

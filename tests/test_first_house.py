@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import polymask as pm
 from nets import SPEC, BlockNet, TinyNet
-from polymask.train import Listener
+from polymask.train.fit import Listener
 from sequences import RECIPE, lesson
 
 FIRST_HOUSE = Path(__file__).parent / "first_house"

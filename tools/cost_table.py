@@ -1,4 +1,4 @@
-"""Write the table of costs in docs/reproduce.md: operations of training, counted by polymask.flops.
+"""Write the table of costs in docs/reproduce.md: operations of training, counted.
 
 python tools/cost_table.py [--check]
 """
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from polymask.flops import flops
-from polymask.recipes import RECIPES
-from polymask.zoo import build
+from polymask.core.flops import flops
+from polymask.nets.zoo import build
+from polymask.train.recipe import RECIPES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 BEGIN, END = "<!-- costs: tools/cost_table.py -->\n", "<!-- end of costs -->\n"

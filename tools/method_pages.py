@@ -12,8 +12,8 @@ import textwrap
 from pathlib import Path
 
 import polymask as pm
-from polymask.accounting import COMPONENTS
-from polymask.methods import Method
+from polymask.core.accounting import COMPONENTS
+from polymask.core.method import Method
 
 PAGES = Path(__file__).parents[1] / "docs" / "methods"
 WORDS = {
@@ -58,7 +58,7 @@ def written() -> dict[str, str]:
         method = pm.create_method(name)
         module = type(method).__module__
         if module.startswith("polymask.methods."):
-            families.setdefault(module.rpartition(".")[2], []).append(method)
+            families.setdefault(module.split(".")[2], []).append(method)
     pages = {
         f"{module.replace('_', '-')}.md": page(base, module, methods)
         for module, methods in families.items()
@@ -68,7 +68,7 @@ def written() -> dict[str, str]:
 
 def page(base: pm.Base, module: str, methods: list[Method]) -> str:
     """The page of one file of methods."""
-    home = sys.modules[f"polymask.methods.{module}"]
+    home = sys.modules[type(methods[0]).__module__]
     first, _, rest = inspect.cleandoc(home.__doc__ or "").partition("\n")
     parts = [f"# {', '.join(f'`{m.name}`' for m in methods[:3])}" + (" …" if methods[3:] else "")]
     parts.append(first)
@@ -82,7 +82,9 @@ def page(base: pm.Base, module: str, methods: list[Method]) -> str:
         facts = [f"Reference: {kind.reference}."]
         facts += [textwrap.fill(kind.differences, 110)] if kind.differences else []
         parts.append("### Reference, and differences from the original\n\n" + "\n\n".join(facts))
-    note = f"Made by `python tools/method_pages.py` from `src/polymask/methods/{module}.py`."
+    note = (
+        f"Made by `python tools/method_pages.py` from `src/{home.__name__.replace('.', '/')}.py`."
+    )
     return "\n\n".join([*parts, note]) + "\n"
 
 

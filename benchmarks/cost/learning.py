@@ -13,10 +13,10 @@ from cost.timing import Clock, ratios
 from torch import Tensor, nn
 
 import polymask as pm
-from polymask.kernels import set_kernels
-from polymask.learner import DomainLearner
-from polymask.recipes import get_recipe
-from polymask.zoo import build
+from polymask.methods.affine.kernels import set_kernels
+from polymask.nets.zoo import build
+from polymask.train.learner import DomainLearner
+from polymask.train.recipe import get_recipe
 
 BATCH = 8
 

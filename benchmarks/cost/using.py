@@ -13,10 +13,10 @@ from cost.timing import Clock, ratios
 from torch import nn
 
 import polymask as pm
-from polymask.kernels import set_kernels
-from polymask.merged_cache import MergedCache
-from polymask.merging import WorkingNetwork
-from polymask.zoo import build
+from polymask.core.merge import WorkingNetwork
+from polymask.library.cache import MergedCache
+from polymask.methods.affine.kernels import set_kernels
+from polymask.nets.zoo import build
 
 KINDS = ("compiled", "eager")
 DOMAINS = 4  # in one batch

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import polymask as pm
-from polymask.predict import logits, network
-from polymask.surgery import structural_copy
+from polymask.core.network import structural_copy
+from polymask.train.predict import logits, network
 
 FILES = 50  # of checkpoints; domain i has file i % 50, so that the disk is not what is measured
 

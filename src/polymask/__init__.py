@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 from polymask._version import __version__
 
 if TYPE_CHECKING:
-    from polymask._torchvision import import_torchvision
-    from polymask.accounting import Account, account
-    from polymask.base import Base, load_base
-    from polymask.conversion import convert
-    from polymask.data import DomainData, load_data
-    from polymask.domain import Domain, new_domain
-    from polymask.engines import run_jobs
+    from polymask.benchmarks.running import run_jobs
+    from polymask.conversion.convert import convert
+    from polymask.conversion.export import Exported, export_domain
+    from polymask.core.accounting import Account, account
+    from polymask.core.base import Base, load_base
+    from polymask.core.domain import Domain, new_domain
+    from polymask.core.input import InputSpec
+    from polymask.core.method import Method, Transform
+    from polymask.core.registry import create_method, list_methods, register
+    from polymask.core.survey import Site
+    from polymask.data.images import DomainData
+    from polymask.data.load import load_data
     from polymask.errors import (
         BaseError,
         BenchmarkError,
@@ -31,60 +36,46 @@ if TYPE_CHECKING:
         PolymaskError,
         TrainingError,
     )
-    from polymask.exporting import Exported, export_domain
-    from polymask.input import InputSpec
-    from polymask.kernels import set_kernels
-    from polymask.learning import Loaders, learn, make_loaders
-    from polymask.loading import load_domain
-    from polymask.methods import Method, Transform, create_method, list_methods, register
-    from polymask.model import DomainModel, MultiDomainModel
-    from polymask.pack import inspect
-    from polymask.predict import evaluate
-    from polymask.pretraining import pretrain
-    from polymask.recipes import Recipe, get_recipe
-    from polymask.sequence import Fitted, Lesson, fit_all
-    from polymask.survey import Site
-    from polymask.train import fit
+    from polymask.library.model import DomainModel, MultiDomainModel
+    from polymask.methods.affine.kernels import set_kernels
+    from polymask.nets.torchvision_guard import import_torchvision
+    from polymask.pack.format import inspect
+    from polymask.pack.loading import load_domain
+    from polymask.train.fit import fit
+    from polymask.train.fit_all import Fitted, Lesson, fit_all
+    from polymask.train.learn import Loaders, learn, make_loaders
+    from polymask.train.predict import evaluate
+    from polymask.train.pretrain import pretrain
+    from polymask.train.recipe import Recipe, get_recipe
 
 _HOME = {
-    "_torchvision": ("import_torchvision",),
-    "accounting": ("Account", "account"),
-    "base": ("Base", "load_base"),
-    "conversion": ("convert",),
-    "data": ("DomainData", "load_data"),
-    "domain": ("Domain", "new_domain"),
-    "engines": ("run_jobs",),
-    "errors": (
-        "BaseError",
-        "BenchmarkError",
-        "DataError",
-        "DomainError",
-        "EngineError",
-        "ExportError",
-        "HubError",
-        "InputError",
-        "InterruptedTraining",
-        "MethodError",
-        "PackError",
-        "PolymaskError",
-        "TrainingError",
-    ),
-    "exporting": ("Exported", "export_domain"),
-    "sequence": ("Fitted", "Lesson", "fit_all"),
-    "input": ("InputSpec",),
-    "kernels": ("set_kernels",),
-    "learning": ("Loaders", "learn", "make_loaders"),
-    "loading": ("load_domain",),
-    "methods": ("Method", "Transform", "create_method", "list_methods", "register"),
-    "model": ("DomainModel", "MultiDomainModel"),
-    "pack": ("inspect",),
-    "predict": ("evaluate",),
-    "pretraining": ("pretrain",),
-    "recipes": ("Recipe", "get_recipe"),
-    "survey": ("Site",),
-    "train": ("fit",),
+    "benchmarks.running": "run_jobs",
+    "conversion.convert": "convert",
+    "conversion.export": "Exported export_domain",
+    "core.accounting": "Account account",
+    "core.base": "Base load_base",
+    "core.domain": "Domain new_domain",
+    "core.input": "InputSpec",
+    "core.method": "Method Transform",
+    "core.registry": "create_method list_methods register",
+    "core.survey": "Site",
+    "data.images": "DomainData",
+    "data.load": "load_data",
+    "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError HubError "
+    "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
+    "library.model": "DomainModel MultiDomainModel",
+    "methods.affine.kernels": "set_kernels",
+    "nets.torchvision_guard": "import_torchvision",
+    "pack.format": "inspect",
+    "pack.loading": "load_domain",
+    "train.fit": "fit",
+    "train.fit_all": "Fitted Lesson fit_all",
+    "train.learn": "Loaders learn make_loaders",
+    "train.predict": "evaluate",
+    "train.pretrain": "pretrain",
+    "train.recipe": "Recipe get_recipe",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = ["__version__", *_MODULE_OF]
 

@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 from made_runs import alone, make_domain, make_outcome, make_plan, write_runs
-from polymask.benchmarks.compare import (
-    Comparison,
-    compare,
-    compare_pooled,
-    compare_with,
-    student,
-)
+from polymask.benchmarks.compare import Comparison, compare, compare_pooled, compare_with, student
 from polymask.benchmarks.records import Outcome, Runs
 from polymask.benchmarks.tables import ResultTable, tabulate
 from polymask.errors import BenchmarkError

@@ -17,12 +17,13 @@ from polymask.benchmarks.labels import read_labels
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.records import read_runs
+from polymask.benchmarks.running import run_jobs
 from polymask.benchmarks.submitting import write_submissions
 from polymask.benchmarks.suites import find_suite
+from polymask.benchmarks.watcher import Watcher
 from polymask.cli.live_table import LiveTable
-from polymask.engines import Watcher, run_jobs
-from polymask.recipes import get_recipe
-from polymask.train import Listener
+from polymask.train.fit import Listener
+from polymask.train.recipe import get_recipe
 
 QUICK = get_recipe("quick", side=32, epochs=2, batch_size=8)
 

@@ -20,7 +20,7 @@ from polymask.benchmarks.records import Outcome, read_runs
 from polymask.benchmarks.search import Ladder, choose, ladders_of, read_ladder
 from polymask.benchmarks.suites import find_suite
 from polymask.errors import BenchmarkError, MethodError
-from polymask.recipes import get_recipe
+from polymask.train.recipe import get_recipe
 
 QUICK = get_recipe("quick", side=32, epochs=4, batch_size=8, warmup=0.0)
 RATES = read_ladder("rate=1e-4,3e-3")

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from polymask.core.input import InputSpec
 from polymask.data import Cache, DomainData, Shrink, cache_domain, cache_splits, load_data
 from polymask.data.split import ArraySplit, FileSplit
 from polymask.errors import DataError
-from polymask.input import InputSpec
 
 SPEC = InputSpec((3, 14, 14))  # shorter side 16
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polymask.core.input import InputSpec
 from polymask.data import (
     Cache,
     DomainData,
@@ -19,7 +20,6 @@ from polymask.data import (
 from polymask.data.speed import measure_speed
 from polymask.data.split import ArraySplit
 from polymask.errors import DataError
-from polymask.input import InputSpec
 
 SPEC = InputSpec((3, 8, 8))
 

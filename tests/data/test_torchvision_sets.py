@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polymask._torchvision import import_torchvision
 from polymask.data import load_data
 from polymask.errors import DataError
+from polymask.nets.torchvision_guard import import_torchvision
 
 datasets = import_torchvision().datasets
 Make = Callable[..., Path]

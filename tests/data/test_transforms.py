@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymask._torchvision import import_torchvision
+from polymask.core.input import InputSpec
 from polymask.data import DomainData, eval_transform, shrink_for, train_transform
 from polymask.data.cache import short_side
 from polymask.data.split import ArraySplit
 from polymask.data.transforms import CentreCrop, ManyCrops, RandomCrop, RandomResizedCrop, Whole
 from polymask.errors import BaseError, DataError
-from polymask.input import InputSpec
-from polymask.recipes import get_recipe
+from polymask.nets.torchvision_guard import import_torchvision
+from polymask.train.recipe import get_recipe
 
 import_torchvision()
 from torchvision.transforms.v2 import functional  # noqa: E402

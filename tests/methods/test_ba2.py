@@ -6,9 +6,9 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, block_base, tiny_base, trained
-from polymask.bits import Bits
+from polymask.core.bits import Bits
+from polymask.core.survey import Site
 from polymask.methods.ba2 import Ba2, Switches
-from polymask.survey import Site
 
 LAYER = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 BUDGETS = {"ba2": 1.0, "ba2-75": 0.75, "ba2-50": 0.5, "ba2-25": 0.25}

@@ -11,13 +11,13 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, block_base, logits, tiny_base, trained
+from polymask.core.survey import Site
 from polymask.errors import InterruptedTraining
-from polymask.learner import mask_density
 from polymask.methods.ba2 import Ba2, Switches, limits
-from polymask.predict import evaluate
-from polymask.recipes import Recipe
-from polymask.survey import Site
-from polymask.train import Listener, fit
+from polymask.train.fit import Listener, fit
+from polymask.train.learner import mask_density
+from polymask.train.predict import evaluate
+from polymask.train.recipe import Recipe
 
 BUDGETS = {"ba2": 1.0, "ba2-75": 0.75, "ba2-50": 0.5, "ba2-25": 0.25}
 RECIPE = Recipe(epochs=10, batch_size=16, rate=1e-3, head_rate=1e-2, drops=())

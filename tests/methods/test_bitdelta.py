@@ -12,16 +12,16 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, logits, tiny_base, trained
-from polymask.accounting import component_bits
-from polymask.bits import Bits
+from polymask.core.accounting import component_bits
+from polymask.core.bits import Bits
 from polymask.errors import InterruptedTraining
-from polymask.methods.affine_map import affine
+from polymask.methods.affine.formula import affine
 from polymask.methods.baselines import FreeWeights
 from polymask.methods.bitdelta import GAIN, BitDelta, SignsTransform, nearest
-from polymask.pack import read_pack, write_pack
-from polymask.recipes import Recipe
-from polymask.train import Listener, fit
-from test_train import TRAIN, VAL, StopAt, same
+from polymask.pack.format import read_pack, write_pack
+from polymask.train.fit import Listener, fit
+from polymask.train.recipe import Recipe
+from short_training import TRAIN, VAL, StopAt, same
 
 CLASSES = ["a", "b", "c"]
 RECIPE = Recipe(epochs=3, rate=3e-3, weight_rate=3e-3, head_rate=1e-2, drops=(), batch_size=8)

@@ -7,9 +7,9 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, tiny_base, trained
-from polymask.domain import skeleton
+from polymask.core.domain import skeleton
+from polymask.core.survey import Site
 from polymask.methods.dan import Dan
-from polymask.survey import Site
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 LAYER = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

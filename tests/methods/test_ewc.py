@@ -13,9 +13,9 @@ from polymask.errors import MethodError
 from polymask.methods import ewc
 from polymask.methods.ewc import Penalty, fisher, held_fisher, hold_fisher, of_mean_one
 from polymask.methods.moving import moving_tensors
-from polymask.recipes import Recipe
-from polymask.sequence import fit_all
-from polymask.train import fit
+from polymask.train.fit import fit
+from polymask.train.fit_all import fit_all
+from polymask.train.recipe import Recipe
 from sequences import RECIPE, Patterns, learned_base, lesson, moved_at_random, new, sequence
 
 EWC = pm.create_method("ewc", fisher_batches=2)

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 import polymask as pm
 from nets import SPEC, BlockNet
 from polymask.data import load_data
-from polymask.recipes import Recipe
-from polymask.sequence import Lesson, fit_all
+from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.recipe import Recipe
 
 RECIPE = Recipe(
     batch_size=16,

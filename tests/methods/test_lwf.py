@@ -10,9 +10,9 @@ import polymask as pm
 from nets import SPEC, batch, logits, tiny_base, tiny_net, train
 from polymask.errors import MethodError
 from polymask.methods.lwf import divergence
-from polymask.recipes import Recipe
-from polymask.sequence import fit_all
-from polymask.train import Listener, fit
+from polymask.train.fit import Listener, fit
+from polymask.train.fit_all import fit_all
+from polymask.train.recipe import Recipe
 from sequences import RECIPE, Patterns, learned_base, lesson, moved_at_random, new, sequence
 
 LWF = pm.create_method("lwf")

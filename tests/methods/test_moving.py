@@ -7,12 +7,12 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, logits, tiny_base
+from polymask.core.network import copy_with
 from polymask.errors import InterruptedTraining, MethodError
 from polymask.methods.moving import Luggage, Snapshot, own_classifier
-from polymask.recipes import Recipe
-from polymask.sequence import Lesson, fit_all
-from polymask.surgery import copy_with
-from polymask.train import fit
+from polymask.train.fit import fit
+from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.recipe import Recipe
 from sequences import (
     RECIPE,
     Interrupt,

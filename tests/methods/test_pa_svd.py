@@ -7,10 +7,10 @@ import polymask as pm
 from nets import block_base, logits, tiny_base, trained
 from polymask.errors import MethodError
 from polymask.methods.parallel_adapter import CentreTap
-from polymask.pack import read_pack, write_pack
-from polymask.recipes import Recipe
-from polymask.sequence import Lesson, fit_all
-from test_train import Fixed
+from polymask.pack.format import read_pack, write_pack
+from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.recipe import Recipe
+from short_training import Fixed
 
 ADAPTERS = "parallel-adapter"
 RECIPE = Recipe(epochs=2, rate=1e-3, head_rate=1e-2, drops=(), batch_size=8)

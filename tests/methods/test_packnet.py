@@ -1,5 +1,7 @@
 """PackNet: who owns a weight, what pruning takes, what order does, and that nobody forgets."""
 
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -10,12 +12,14 @@ from torch import nn
 
 import polymask as pm
 from nets import batch, logits, tiny_base, trained
-from polymask.bits import Bits
+from polymask.core.bits import Bits
+from polymask.core.survey import Site
+from polymask.errors import InterruptedTraining
 from polymask.methods.packnet import BASE, FREE, PackNet, smallest
-from polymask.pack import read_pack, write_pack
-from polymask.recipes import Recipe
-from polymask.survey import Site
-from polymask.train import fit
+from polymask.pack.format import read_pack, write_pack
+from polymask.train.fit import Listener, fit
+from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.recipe import Recipe
 
 RECIPE = Recipe(epochs=4, weight_rate=3e-3, head_rate=3e-2, drops=(), batch_size=12)
 CLASSES = ["a", "b", "c"]
@@ -399,3 +403,85 @@ def test_a_domain_that_cannot_follow_is_told_why(base):
         second.method.follow(second, [first])  # which was never pruned
     with pytest.raises(pm.MethodError, match="a domain by bn-only has no packed weights"):
         PackNet().after([pm.new_domain(base, "bn-only", CLASSES)])
+
+
+class StopAt(Listener):
+    def __init__(self, epoch, step):
+        self.place = (epoch, step)
+
+    def step(self, epoch, step, loss, images, density):
+        if (epoch, step) == self.place:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_stopped_after_pruning_resumes_to_the_bit(base, sequence, tmp_path):
+    first, method = sequence[0][0], PackNet(name="packnet", capacity=4)
+    whole, file = sequence[0][1], tmp_path / "c"
+    for listener in (StopAt(3, 1), None):  # epoch 3 is the first after pruning
+        torch.manual_seed(0)
+        domain = pm.new_domain(base, method.after([first]), CLASSES)
+        method.follow(domain, [first])
+        data = (base, domain, Patterns(2), Patterns(2, 1), RECIPE)
+        if listener is None:
+            fit(*data, checkpoint=file, resume=True)
+        else:
+            with pytest.raises(InterruptedTraining):
+                fit(*data, checkpoint=file, listener=listener)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(domain.state_dict()[name], tensor)
+
+
+def lessons():
+    return {
+        name: Lesson(CLASSES, Patterns(seed), Patterns(seed, 1), Patterns(seed, 1))
+        for seed, name in enumerate(("one", "two", "three"), start=1)
+    }
+
+
+@pytest.mark.parametrize("order", [["one", "two", "three"], ["three", "two", "one"]])
+def test_domains_learn_in_either_order_and_nobody_forgets(base, order, tmp_path):
+    recipe = replace(RECIPE, epochs=16, weight_rate=1e-2)
+    method = PackNet(name="packnet", prune_base=0.5)
+    fitted = fit_all(base, lessons(), method, recipe, order=order, folder=tmp_path)
+    assert [fitted.domains[name].method.place for name in order] == [1, 2, 3]
+    assert all(accuracy > 60 for accuracy in fitted.final.values())  # 33 is chance
+    assert set(fitted.forgotten.values()) == {0.0}
+    one = packed(fitted.domains["one"]).values()
+    two = packed(fitted.domains["two"]).values()
+    assert all(a.values is b.values for a, b in zip(one, two, strict=True))
+    for name, domain in fitted.domains.items():
+        learned = pm.load_domain(tmp_path / "learned" / f"{name}.safetensors", base)
+        settled = pm.load_domain(tmp_path / f"{name}.safetensors", base)
+        expected = logits(base, domain)
+        assert torch.equal(logits(base, learned), expected)
+        assert torch.equal(logits(base, settled), expected)
+
+
+def test_the_order_decides_who_owns_what(base, sequence):
+    method, domains = PackNet(name="packnet", capacity=4), []
+    for seed in (3, 2, 1):
+        domains.append(learn(base, method, list(domains), seed))
+    forth, back = packed(sequence[0][-1]), packed(domains[-1])
+    assert any(not torch.equal(forth[site].owner, back[site].owner) for site in forth)
+    assert all(torch.equal(forth[s].owner == BASE, back[s].owner == BASE) for s in forth)
+
+
+def test_the_bases_own_images_train_it_first_and_what_it_became_is_told(base):
+    own = Lesson([f"class {i}" for i in range(10)], Patterns(9, classes=10), Patterns(9, 1, 10))
+    method = PackNet(name="packnet", capacity=3)
+    one = {"one": lessons()["one"]}
+    recipe = replace(RECIPE, epochs=2)
+    without, with_own = (fit_all(base, one, method, recipe, own=o) for o in (None, own))
+    for fitted, is_trained in ((without, False), (with_own, True)):
+        domain = fitted.domains["one"]
+        moved = method.moved(base, [domain])
+        assert moved.keys() == packed(domain).keys()
+        for site, transform in domain.named_transforms():
+            W, kept = base.tensor(site), transform.owner == BASE
+            share = 0.0 if base.sites[site].depthwise else 0.5 if is_trained else 0.25
+            assert torch.equal(kept, ~smallest(W, torch.ones_like(kept), share))
+            assert (moved[site][~kept] == 0).all()
+            assert torch.equal(moved[site], W * kept) != is_trained
+    assert 0 < without.base.change < 1
+    assert with_own.base.accuracy_after is not None
+    base.verify()

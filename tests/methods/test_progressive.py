@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import polymask as pm
 from nets import SPEC, BasicBlock, batch, block_base, block_net, logits, train
-from polymask.accounting import account, component_bits
-from polymask.domain import Domain
+from polymask.core.accounting import account, component_bits
+from polymask.core.domain import Domain
+from polymask.core.network import put_tensors
 from polymask.methods.progressive import Progressive
-from polymask.recipes import Recipe
-from polymask.sequence import Lesson, fit_all
-from polymask.surgery import put_tensors
-from test_train import Fixed
+from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.recipe import Recipe
+from short_training import Fixed
 
 RECIPE = Recipe(epochs=5, rate=3e-3, weight_rate=1e-3, head_rate=3e-2, drops=(), batch_size=8)
 BLOCKS = ("stages.0.0", "stages.1.0", "stages.1.1", "stages.2.0")

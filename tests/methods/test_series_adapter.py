@@ -9,12 +9,12 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net
-from polymask.learner import learned_by
+from polymask.core.survey import Site
 from polymask.methods.series_adapter import SeriesAdapter
-from polymask.recipes import Recipe
-from polymask.survey import Site
-from polymask.train import fit
-from test_train import TRAIN, VAL
+from polymask.train.fit import fit
+from polymask.train.learner import learned_by
+from polymask.train.recipe import Recipe
+from short_training import TRAIN, VAL
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

@@ -13,13 +13,13 @@ from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.planning import Request, make_plan
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.suites import find_suite
-from polymask.learning import learn
+from polymask.core.network import copy_with
 from polymask.methods.series_adapter_joint import MovedAdapter, MovedWeight
-from polymask.recipes import Recipe, get_recipe
-from polymask.sequence import Lesson, fit_all
-from polymask.surgery import copy_with
-from polymask.train import fit
-from test_train import VAL, Fixed
+from polymask.train.fit import fit
+from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.learn import learn
+from polymask.train.recipe import Recipe, get_recipe
+from short_training import VAL, Fixed
 
 JOINT, AFTER = "series-adapter-joint", "series-adapter-n"
 RECIPE = Recipe(epochs=3, rate=3e-3, weight_rate=1e-3, head_rate=1e-2, drops=(), batch_size=8)

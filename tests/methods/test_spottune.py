@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 import polymask as pm
 from nets import SPEC, batch, block_base, block_net, tiny_base, train
-from polymask.accounting import account
-from polymask.blocks import find_blocks
+from polymask.core.accounting import account
+from polymask.core.blocks import find_blocks
+from polymask.core.network import named_tensors, put_tensors
 from polymask.methods.spottune import Policy, SpotTune
-from polymask.recipes import Recipe
-from polymask.surgery import named_tensors, put_tensors
-from polymask.train import fit
-from test_train import Fixed
+from polymask.train.fit import fit
+from polymask.train.recipe import Recipe
+from short_training import Fixed
 
 
 def double_base() -> pm.Base:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from polymask.methods import Method, Transform
+from polymask import Method, Transform
 from torch import nn
 
 
@@ -82,7 +82,11 @@ def environment(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     options = ["--no-build-isolation", "--target", str(target), str(source)]
     subprocess.run([*pip, *options], check=True, timeout=120)
-    paths = [str(target), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [
+        str(target),
+        str(Path(__file__).parents[1] / "support"),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 

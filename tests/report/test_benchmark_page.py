@@ -17,11 +17,11 @@ from polymask.benchmarks.findings import find
 from polymask.benchmarks.frontier import Frontier, Point
 from polymask.benchmarks.records import DomainFacts, Runs, read_runs
 from polymask.errors import PolymaskError
-from polymask.report.benchmark import benchmark_page, write_report
-from polymask.report.benchmark.figures import points_lost, size_against_score
-from polymask.report.benchmark.files import results_csv
-from polymask.report.benchmark.sheet import Cell, Column, Line, Sheet, markdown
-from polymask.report.benchmark.text import benchmark_markdown
+from polymask.report.benchmark_figures import points_lost, size_against_score
+from polymask.report.benchmark_files import results_csv, write_report
+from polymask.report.benchmark_page import benchmark_page
+from polymask.report.benchmark_text import benchmark_markdown
+from polymask.report.sheet import Cell, Column, Line, Sheet, markdown
 from strict_page import Page
 
 NO_TORCH = (

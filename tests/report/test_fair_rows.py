@@ -19,13 +19,13 @@ from polymask.benchmarks.records import Runs, Trial, Tuned
 from polymask.benchmarks.summary import summarise
 from polymask.benchmarks.tables import tabulate
 from polymask.cli import main
-from polymask.cli.benchmarking import Benchmark
-from polymask.report.benchmark import benchmark_page
-from polymask.report.benchmark.contents import all_sheets, lead
-from polymask.report.benchmark.differences import differences
-from polymask.report.benchmark.files import results_csv
-from polymask.report.benchmark.sheet import Cell, Sheet
-from polymask.report.benchmark.text import benchmark_markdown
+from polymask.cli.benchmark import Benchmark
+from polymask.report.benchmark_contents import all_sheets, lead
+from polymask.report.benchmark_differences import differences
+from polymask.report.benchmark_files import results_csv
+from polymask.report.benchmark_page import benchmark_page
+from polymask.report.benchmark_text import benchmark_markdown
+from polymask.report.sheet import Cell, Sheet
 from strict_page import Page
 
 HOSTILE = "</svg><script>alert('x')</script>&$\\frac{|漢\""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import polymask as pm
+from polymask.core.method import Stored, Transform
 from polymask.errors import PolymaskError
-from polymask.methods import Stored, Transform
 from polymask.report import (
     DemoResult,
     DomainResult,

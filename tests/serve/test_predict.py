@@ -8,8 +8,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from nets import trained
-from polymask.feed import Feed
-from polymask.likeness import write_likeness
+from polymask.data.feed import Feed
+from polymask.train.likeness import write_likeness
 from serving import BASE, LOCAL, encoded, expected, library, make_app, pack, picture, text
 
 

@@ -6,26 +6,28 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from polymask.accounting import account_fitted, bits_per_weight, component_bits
-from polymask.base import Base, load_base
 from polymask.benchmarks.domains import DECATHLON
 from polymask.benchmarks.labels import Labels, read_labels
 from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.records import RESULT, DomainOutcome, Outcome, read_record
-from polymask.data import DomainData, Loader, load_data
+from polymask.core.accounting import account_fitted, bits_per_weight, component_bits
+from polymask.core.base import Base, load_base
+from polymask.core.domain import Domain
+from polymask.data.images import DomainData
+from polymask.data.load import load_data
+from polymask.data.loader import Loader
 from polymask.data.split import RelabelledSplit
 from polymask.data.stratify import limited
-from polymask.domain import Domain
 from polymask.errors import BenchmarkError, NotFinite
-from polymask.learning import make_loaders
-from polymask.log import EpochLog
-from polymask.method_text import read_method
-from polymask.pack import SUFFIX
-from polymask.recipes import Recipe
+from polymask.pack.format import SUFFIX
 from polymask.report.results import layer_statistics
-from polymask.run import plain
-from polymask.sequence import Fitted, Lesson, fit_all
-from polymask.train import Listener, Together
+from polymask.train.fit import Listener, Together
+from polymask.train.fit_all import Fitted, Lesson, fit_all
+from polymask.train.learn import make_loaders
+from polymask.train.log import EpochLog
+from polymask.train.method_text import read_method
+from polymask.train.recipe import Recipe
+from polymask.train.state import plain
 
 CUT_SEED = 0  # every seed of a benchmark sees the same images
 _FEEDING = ("batch_size", "side", "resized", "square", "crop_scale", "mirror")  # for loaders

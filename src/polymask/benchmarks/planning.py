@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from polymask._version import __version__
-from polymask.base import Base, load_base
 from polymask.benchmarks.jobs import BaseName, Job, load_domain_data
 from polymask.benchmarks.protocol import Protocol, deviations
 from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, read_record
@@ -25,14 +24,18 @@ from polymask.benchmarks.search import (
     with_values,
 )
 from polymask.benchmarks.suites import Suite
-from polymask.data import DomainData, Loader, cache_splits, eval_transform, shrink_for
-from polymask.domain import skeleton
+from polymask.core.base import Base, load_base
+from polymask.core.domain import skeleton
+from polymask.data.cache import cache_splits, shrink_for
+from polymask.data.images import DomainData
+from polymask.data.loader import Loader
+from polymask.data.transforms import eval_transform
 from polymask.errors import BenchmarkError, near_matches
-from polymask.method_text import MethodText, read_method
-from polymask.model import check_name
-from polymask.predict import accuracy, own_network
-from polymask.recipes import Recipe
-from polymask.run import plain
+from polymask.library.model import check_name
+from polymask.train.method_text import MethodText, read_method
+from polymask.train.predict import accuracy, own_network
+from polymask.train.recipe import Recipe
+from polymask.train.state import plain
 
 DOWN, UP = "down", "up"
 SEARCH = "search"  # the folder of a search's jobs, among those of methods

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from polymask.benchmarks.domains import BENCHMARKS
 from polymask.benchmarks.suites import Suite
 from polymask.errors import BenchmarkError
-from polymask.recipes import Recipe, get_recipe
+from polymask.train.recipe import Recipe, get_recipe
 
 Selection = Literal["last", "val", "test"]
 Crops = Literal["1", "5", "10", "submission"]

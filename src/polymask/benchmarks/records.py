@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from polymask.errors import BenchmarkError
-from polymask.pack import write_atomically
+from polymask.pack.format import write_atomically
 from polymask.report.results import LayerStatistics
 
 PLAN, RESULT = "plan.json", "result.json"

@@ -13,12 +13,12 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from polymask.base import Base
 from polymask.benchmarks.records import Outcome, Trial, Tuned
-from polymask.domain import skeleton
+from polymask.core.base import Base
+from polymask.core.domain import skeleton
 from polymask.errors import BenchmarkError
-from polymask.method_text import MethodText, read_method, read_value, write_value
-from polymask.recipes import Recipe
+from polymask.train.method_text import MethodText, read_method, read_value, write_value
+from polymask.train.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from polymask.benchmarks.labels import Labels, pairs
 from polymask.benchmarks.numbering import NUMBERINGS, Numbering, name_images
 from polymask.benchmarks.score import Score, score
 from polymask.errors import BenchmarkError
-from polymask.pack import write_atomically
+from polymask.pack.format import write_atomically
 
 _LARGEST = 256 << 20  # bytes; a whole submission has about 8 MB
 

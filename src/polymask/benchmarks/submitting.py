@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from polymask.base import Base
 from polymask.benchmarks.jobs import Job, load_base_of, load_domain_data
 from polymask.benchmarks.numbering import NUMBERINGS
 from polymask.benchmarks.submission import write_submission
-from polymask.data import DomainData, Loader, cache_splits, eval_transform, shrink_for
+from polymask.core.base import Base
+from polymask.data.cache import cache_splits, shrink_for
+from polymask.data.images import DomainData
+from polymask.data.loader import Loader
+from polymask.data.transforms import eval_transform
 from polymask.errors import BenchmarkError
-from polymask.loading import load_domain
-from polymask.pack import SUFFIX
-from polymask.predict import logits, network, own_network
+from polymask.pack.format import SUFFIX
+from polymask.pack.loading import load_domain
+from polymask.train.predict import logits, network, own_network
 
 
 def write_submissions(jobs: Sequence[Job], out: Path) -> list[Path]:

@@ -14,8 +14,8 @@ from rich.text import Text
 from polymask.benchmarks.jobs import Job
 from polymask.benchmarks.naming import ARROWS
 from polymask.benchmarks.records import Outcome, Plan
+from polymask.benchmarks.watcher import Watcher
 from polymask.cli.progress import error_console
-from polymask.engines import Watcher
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import fields, make_dataclass
 from typing import Any, Optional
 
-from polymask.recipes import Recipe
+from polymask.train.recipe import Recipe
 
 
 def recipe_overrides(name: str, *, without: Collection[str]) -> Any:

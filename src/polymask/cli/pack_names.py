@@ -19,7 +19,7 @@ class NamedPack(Verb):
 
     def pack_path(self) -> Path:
         """The pack's file; one of the Hub is downloaded if the cache has not got it."""
-        from polymask.hub.names import is_hub_name, local_pack
+        from polymask.pack.hub_names import is_hub_name, local_pack
 
         if is_hub_name(self.pack):
             return local_pack(self.pack)

@@ -12,7 +12,7 @@ from polymask.cli.verb import Verb, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from polymask.pack import PackInfo
+    from polymask.pack.format import PackInfo
 
 
 @dataclass(kw_only=True)
@@ -20,7 +20,7 @@ class Show(NamedPack):
     """Show what a pack holds."""
 
     def run(self) -> dict[str, Any]:
-        from polymask.pack import inspect
+        from polymask.pack.format import inspect
 
         info = inspect(self.pack_path())
         return summary(info) | asdict(info.manifest)
@@ -53,7 +53,7 @@ class List(Verb):
     """A folder of packs."""
 
     def run(self) -> list[dict[str, Any]]:
-        from polymask.pack import inspect, packs_in
+        from polymask.pack.format import inspect, packs_in
 
         return [summary(inspect(path)) for path in packs_in(self.library)]
 
@@ -87,8 +87,8 @@ class Account(Verb):
     """Classes of a new domain; the head is reported, never counted in #Params."""
 
     def run(self) -> dict[str, Any]:
-        from polymask.accounting import account
-        from polymask.base import load_base
+        from polymask.core.accounting import account
+        from polymask.core.base import load_base
 
         base = load_base(self.base, pretrained=False, device="meta")
         counted = account(base, self.method, domains=self.domains, classes=self.classes)
@@ -119,9 +119,9 @@ class Methods(Verb):
     """Names to list (* and ?)."""
 
     def run(self) -> list[dict[str, Any]]:
-        from polymask.accounting import account
-        from polymask.base import load_base
-        from polymask.methods import create_method, list_methods
+        from polymask.core.accounting import account
+        from polymask.core.base import load_base
+        from polymask.core.registry import create_method, list_methods
 
         base = load_base("torchvision:resnet50", pretrained=False, device="meta")
         rows = []

@@ -29,24 +29,24 @@ class Verbs(Mapping[str, type[Verb]]):
 
 
 VERBS = Verbs(
-    demo=("learning", "Demo"),
-    learn=("learning", "Learn"),
-    convert=("converting", "Convert"),
-    pretrain=("pretraining", "Pretrain"),
-    evaluate=("using", "Evaluate"),
-    predict=("using", "Predict"),
+    demo=("learn", "Demo"),
+    learn=("learn", "Learn"),
+    convert=("convert", "Convert"),
+    pretrain=("pretrain", "Pretrain"),
+    evaluate=("use", "Evaluate"),
+    predict=("use", "Predict"),
     list=("packs", "List"),
     show=("packs", "Show"),
-    merge=("using", "Merge"),
-    export=("exporting", "Export"),
-    push=("pushing", "Push"),
+    merge=("use", "Merge"),
+    export=("export", "Export"),
+    push=("push", "Push"),
     methods=("packs", "Methods"),
     account=("packs", "Account"),
-    score=("scoring", "ScoreVerb"),
-    benchmark=("benchmarking", "Benchmark"),
-    serve=("serving", "Serve"),
-    report=("reporting", "Report"),
-    completion=("completing", "Completion"),
+    score=("score", "ScoreVerb"),
+    benchmark=("benchmark", "Benchmark"),
+    serve=("serve", "Serve"),
+    report=("report", "Report"),
+    completion=("completion", "Completion"),
 )
 DESCRIPTION = (
     "One pretrained network, many visual domains, about one bit per weight each. "

@@ -13,9 +13,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from polymask.recipes import Recipe
-from polymask.run import EpochRecord
-from polymask.train import Listener
+from polymask.train.fit import Listener
+from polymask.train.recipe import Recipe
+from polymask.train.state import EpochRecord
 
 
 def error_console() -> Console:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from polymask.cli.verb import Verb
 from polymask.errors import DomainError, PolymaskError
-from polymask.recipes import Recipe
+from polymask.train.recipe import Recipe
 
 if TYPE_CHECKING:
-    from polymask.data import DomainData
-    from polymask.distributed import Ranks
-    from polymask.input import InputSpec
-    from polymask.learning import Loaders
-    from polymask.train import Listener
+    from polymask.core.input import InputSpec
+    from polymask.data.images import DomainData
+    from polymask.train.fit import Listener
+    from polymask.train.learn import Loaders
+    from polymask.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class TrainingVerb(Verb):
         """What the file says of itself."""
 
     def run(self) -> dict[str, Any]:
-        from polymask.allocation import keep_freed_memory
-        from polymask.data import load_data
+        from polymask.core.allocation import keep_freed_memory
+        from polymask.data.load import load_data
 
         keep_freed_memory()
         target = self.target()
@@ -117,7 +117,7 @@ class TrainingVerb(Verb):
 
     def prepare(self, places: Places) -> None:
         """Make the work folder, and clear away what a run that was killed has left."""
-        from polymask.pack import remove_leftovers
+        from polymask.pack.format import remove_leftovers
 
         if not self.leads:
             return
@@ -136,7 +136,7 @@ class TrainingVerb(Verb):
         from rich.progress import Progress
 
         from polymask.cli.progress import error_console
-        from polymask.learning import make_loaders
+        from polymask.train.learn import make_loaders
 
         with Progress(console=error_console(), transient=True, disable=not self.leads) as bar:
             task = bar.add_task("  reading images", total=None)
@@ -157,8 +157,8 @@ class TrainingVerb(Verb):
     ) -> "Listener":
         """A bar, a line for every epoch, and the log; `what` stands in the log's first line."""
         from polymask.cli.progress import LiveProgress, TensorBoardLog
-        from polymask.log import EpochLog
-        from polymask.train import Listener, Together
+        from polymask.train.fit import Listener, Together
+        from polymask.train.log import EpochLog
 
         if not self.leads:
             return Listener()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from polymask.base import Base
+    from polymask.core.base import Base
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ class BaseVerb(Verb):
 
     def open_base(self, name: str) -> "Base":
         """Load the base of this name."""
-        from polymask.base import load_base
+        from polymask.core.base import load_base
 
         return load_base(name, weights=self.weights, device=self.device)
 

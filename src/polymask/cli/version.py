@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from polymask.environment import report, torch_report
+from polymask.cli.environment import report, torch_report
 
 FLAG = "--version"
 USAGE = f"polymask: {FLAG} takes --verbose (what torch says too) and --json, nothing else"

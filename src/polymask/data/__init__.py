@@ -9,19 +9,12 @@ from polymask.data.cache import (
     short_side,
     shrink_for,
 )
-from polymask.data.domain import DomainData, Submission
+from polymask.data.images import DomainData, Submission
 from polymask.data.load import load_data
 from polymask.data.loader import Batch, Loader
 from polymask.data.samples import Samples
 from polymask.data.shrink import Shrink
-from polymask.data.split import (
-    ArraySplit,
-    FileSplit,
-    JoinedSplit,
-    Split,
-    SubsetSplit,
-    WrappedSplit,
-)
+from polymask.data.split import ArraySplit, FileSplit, JoinedSplit, Split, SubsetSplit, WrappedSplit
 from polymask.data.transforms import Transform, eval_transform, train_transform
 
 __all__ = [

@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polymask.core.input import InputSpec
 from polymask.data.cache_file import open_pixels, write_pixels
-from polymask.data.domain import DomainData
 from polymask.data.extras import require_vision
+from polymask.data.images import DomainData
 from polymask.data.shrink import Pixels, Shrink
 from polymask.data.split import JoinedSplit, Split, digest
 from polymask.data.threads import default_workers, in_order
 from polymask.errors import DataError
-from polymask.input import InputSpec
 
 Progress = Callable[[int, int], None]  # images done, images in all
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from polymask.data.domain import DomainData, Submission
+from polymask.data.images import DomainData, Submission
 from polymask.data.mirror import may_mirror
 from polymask.data.split import FileSplit
 from polymask.errors import DataError

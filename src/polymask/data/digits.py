@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from polymask.data.domain import DomainData
 from polymask.data.extras import require, require_vision
+from polymask.data.images import DomainData
 from polymask.data.split import ArraySplit, SubsetSplit
 from polymask.data.stratify import TRAIN_VAL_TEST, stratified
 

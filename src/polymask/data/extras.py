@@ -3,8 +3,8 @@
 import importlib
 from typing import Any
 
-from polymask._torchvision import import_torchvision
 from polymask.errors import DataError
+from polymask.nets.torchvision_guard import import_torchvision
 
 
 def require(module: str, remedy: str) -> Any:

@@ -8,7 +8,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polymask.data.domain import DomainData, some
+from polymask.data.images import DomainData, some
 from polymask.data.split import FileSplit, Split
 from polymask.data.stratify import complete
 from polymask.errors import DataError

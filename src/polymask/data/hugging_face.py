@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from polymask.data.domain import DomainData, some
 from polymask.data.extras import require
+from polymask.data.images import DomainData, some
 from polymask.data.split import Labels, digest
 from polymask.data.wrapped import Part, wrap
 from polymask.errors import DataError

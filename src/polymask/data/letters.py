@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polymask.data.domain import DomainData
 from polymask.data.extras import require, require_vision
+from polymask.data.images import DomainData
 from polymask.data.split import WrappedSplit, digest, stamp
 from polymask.errors import DataError
 

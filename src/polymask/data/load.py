@@ -6,9 +6,9 @@ from pathlib import Path
 
 from polymask.data.decathlon import load_decathlon
 from polymask.data.digits import load_digits
-from polymask.data.domain import DomainData
 from polymask.data.folder import folders, load_folder
 from polymask.data.hugging_face import load_hugging_face
+from polymask.data.images import DomainData
 from polymask.data.letters import load_letters
 from polymask.data.sketch import load_sketch
 from polymask.data.solar_cells import load_solar_cells

@@ -7,8 +7,8 @@ to the network's square without keeping their aspect ratio.
 from dataclasses import replace
 from pathlib import Path
 
-from polymask.data.domain import DomainData
 from polymask.data.folder import folders, load_folder
+from polymask.data.images import DomainData
 from polymask.errors import DataError
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymask.data.domain import DomainData
+from polymask.data.images import DomainData
 from polymask.data.split import FileSplit, SubsetSplit
 from polymask.data.stratify import TRAIN_VAL, stratified
 from polymask.errors import DataError

@@ -4,12 +4,12 @@ import sys
 import time
 from dataclasses import dataclass
 
+from polymask.core.input import InputSpec
 from polymask.data.cache import cache_domain
-from polymask.data.domain import DomainData
+from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.transforms import eval_transform, train_transform
-from polymask.input import InputSpec
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from polymask.data.domain import DomainData
 from polymask.data.extras import require_vision
+from polymask.data.images import DomainData
 from polymask.data.split import Labels, digest, stamp
 from polymask.data.wrapped import Part, wrap
 from polymask.errors import DataError

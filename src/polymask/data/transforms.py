@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from polymask.core.input import InputSpec
 from polymask.data.cache import short_side
-from polymask.data.domain import DomainData
 from polymask.data.extras import require_vision
+from polymask.data.images import DomainData
 from polymask.errors import DataError
-from polymask.input import InputSpec
 
 Draw = np.random.Generator
 

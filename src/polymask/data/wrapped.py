@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polymask.data.domain import DomainData
+from polymask.data.images import DomainData
 from polymask.data.mirror import may_mirror
 from polymask.data.split import Labels, Split, WrappedSplit
 from polymask.data.stratify import complete

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymask.bits import Bits
+from polymask.core.bits import Bits
+from polymask.core.method import Images, Method, Objective, Stored, Transform
+from polymask.core.narrow import narrowed
+from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.method import Images, Method, Objective, Stored, Transform
-from polymask.narrow import narrowed
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymask.methods.method import Method, NormPolicy, Stored, Transform
-from polymask.precision import learned_type
-from polymask.survey import Site
+from polymask.core.method import Method, NormPolicy, Stored, Transform
+from polymask.core.precision import learned_type
+from polymask.core.survey import Site
 
 
 @dataclass(frozen=True, kw_only=True)

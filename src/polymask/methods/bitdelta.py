@@ -13,7 +13,7 @@ k1 = -α, k2 = 2α, k3 = 0, with a mask that is read off instead of learned.
 A domain learns in two stages, which share one budget of epochs. First all weights are fine-tuned.
 Then their change becomes signs and sizes, the signs are fixed, and α, biases, norms and head learn
 on. There α = α₀ e^(gθ) with θ from 0: sizes differ by orders of magnitude between sites, and a step
-of θ is a step of α in proportion. `polymask.conversion` starts from a checkpoint instead.
+of θ is a step of α in proportion. `polymask.conversion.convert` starts from a checkpoint instead.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polymask.bits import Bits
+from polymask.core.bits import Bits
+from polymask.core.method import Images, Method, Stage, Stored, Transform
+from polymask.core.survey import Site
 from polymask.methods.baselines import FreeWeights
-from polymask.methods.method import Images, Method, Stage, Stored, Transform
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 GAIN = 100.0  # g: at a rate of 3e-4 a step moves α by 3 percent, as converting does
 

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.blocks import Block
-from polymask.methods.method import NormPolicy
+from polymask.core.blocks import Block
+from polymask.core.method import NormPolicy
+from polymask.core.norms import OwnNorm
+from polymask.core.precision import learned_type
 from polymask.methods.moving import moving_tensors
-from polymask.norms import OwnNorm
-from polymask.precision import learned_type
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 class Column(nn.Module):

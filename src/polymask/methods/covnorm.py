@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polymask.core.method import Images, Method, Stage, Stored, Transform
+from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.method import Images, Method, Stage, Stored, Transform
 from polymask.methods.series_adapter import Adapter, SeriesAdapter, mixed, plus_mixed
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 _NOTHING = 1e-12  # of the largest variance: what is below it is rounding
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from polymask.core.method import Method, NormPolicy, Transform
+from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.method import Method, NormPolicy, Transform
-from polymask.survey import Site
 
 
 @dataclass(frozen=True, kw_only=True)

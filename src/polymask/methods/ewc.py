@@ -26,9 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymask.core.method import Images, Method, NormPolicy, Objective, Stored
+from polymask.core.precision import learned_type
+from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.methods.baselines import FreeWeights
-from polymask.methods.method import Images, Method, NormPolicy, Objective, Stored
 from polymask.methods.moving import (
     Luggage,
     MovedWeights,
@@ -37,12 +39,10 @@ from polymask.methods.moving import (
     moving_tensors,
     own_classifier,
 )
-from polymask.precision import learned_type
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Blocks that pass feature maps, for the methods that put convolutions beside them."""
 
-from polymask.base import Base
-from polymask.blocks import Block
+from polymask.core.base import Base
+from polymask.core.blocks import Block
 
 
 def passes_maps(base: Base, block: Block) -> bool:

@@ -18,9 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from polymask.core.method import Method, Transform
+from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.method import Method, Transform
-from polymask.survey import Site
 
 
 @dataclass(frozen=True, kw_only=True)

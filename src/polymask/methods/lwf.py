@@ -25,15 +25,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymask.core.method import Images, Method, NormPolicy, Objective
+from polymask.core.network import structural_copy
+from polymask.core.precision import learned_type, linear_head
 from polymask.errors import MethodError
-from polymask.methods.method import Images, Method, NormPolicy, Objective
 from polymask.methods.moving import Luggage, Moving, Snapshot, own_classifier
-from polymask.precision import learned_type, linear_head
-from polymask.surgery import structural_copy
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from torch import Tensor, nn
 
+from polymask.core.method import Method, Route
+from polymask.core.network import structural_copy
+from polymask.core.norms import COUNTER
+from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.methods.baselines import FreeWeights
-from polymask.methods.method import Method, Route
-from polymask.norms import COUNTER
-from polymask.surgery import structural_copy
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 _HEAD = "head/"  # in the names of what a domain stores
 

@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.blocks import find_blocks, stage_ends
+from polymask.core.blocks import find_blocks, stage_ends
+from polymask.core.method import Method, Route
+from polymask.core.network import owner_of
+from polymask.core.precision import learned_type
+from polymask.core.survey import Site
 from polymask.errors import BaseError
 from polymask.methods.feature_maps import passes_maps
-from polymask.methods.method import Method, Route
 from polymask.methods.moving import MovedWeights
-from polymask.precision import learned_type
-from polymask.surgery import owner_of
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymask.methods.method import Method, Stage, Transform
+from polymask.core.method import Method, Stage, Transform
+from polymask.core.survey import Site
 from polymask.methods.parallel_adapter import CentreTap, ParallelAdapter, add_at_centre
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True, kw_only=True)

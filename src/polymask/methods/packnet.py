@@ -28,15 +28,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polymask.bits import Bits
+from polymask.core.bits import Bits
+from polymask.core.method import Images, Method, NormPolicy, Stage, Stored, Transform
+from polymask.core.network import structural_copy
+from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.method import Images, Method, NormPolicy, Stage, Stored, Transform
-from polymask.surgery import structural_copy
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 FREE, BASE = 0, 1  # owners; a domain's is its place + 1
 _LARGEST = 128  # domains: their owners are bytes

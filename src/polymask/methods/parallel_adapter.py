@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.methods.method import Method, Transform
-from polymask.survey import Site
+from polymask.core.method import Method, Transform
+from polymask.core.survey import Site
 
 
 @dataclass(frozen=True, kw_only=True)

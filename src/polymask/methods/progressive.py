@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from polymask.blocks import find_blocks
+from polymask.core.blocks import find_blocks
+from polymask.core.method import Method, Route
+from polymask.core.precision import learned_type
+from polymask.core.survey import Site
 from polymask.errors import BaseError, MethodError
 from polymask.methods.baselines import FreeWeights
 from polymask.methods.columns import Column, lateral_paths
 from polymask.methods.feature_maps import passes_maps
-from polymask.methods.method import Method, Route
-from polymask.precision import learned_type
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.methods.method import Images, Method, Objective, Transform
-from polymask.survey import Site
+from polymask.core.method import Images, Method, Objective, Transform
+from polymask.core.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 CONVOLUTIONS = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d}
 _EPSILON = 1e-5  # added to a variance, as batch norms do

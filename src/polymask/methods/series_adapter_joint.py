@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from polymask.core.method import Method, Transform
+from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.method import Method, Transform
 from polymask.methods.series_adapter import Adapter, SeriesAdapter
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
-    from polymask.domain import Domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,16 +22,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.blocks import find_blocks
+from polymask.core.blocks import find_blocks
+from polymask.core.method import Method, Route
+from polymask.core.norms import OwnNorm
+from polymask.core.outputs import tensor_of
+from polymask.core.survey import Site
 from polymask.errors import BaseError, MethodError
 from polymask.methods.baselines import FreeWeights
-from polymask.methods.method import Method, Route
-from polymask.norms import OwnNorm
-from polymask.outputs import tensor_of
-from polymask.survey import Site
 
 if TYPE_CHECKING:
-    from polymask.base import Base
+    from polymask.core.base import Base
 
 _SIDE = 72  # of the images that the policy looks at: larger ones are averaged down
 

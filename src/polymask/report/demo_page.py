@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from polymask.pack import write_atomically
+from polymask.pack.format import write_atomically
 from polymask.report import figures, palette, wording
 from polymask.report.results import DemoResult
 

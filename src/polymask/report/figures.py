@@ -23,12 +23,7 @@ from polymask.report.marks import (
     whole_numbers,
 )
 from polymask.report.palette import MUTED, PAPER
-from polymask.report.results import (
-    DomainResult,
-    EpochPoint,
-    LayerStatistics,
-    MethodResult,
-)
+from polymask.report.results import DomainResult, EpochPoint, LayerStatistics, MethodResult
 from polymask.report.wording import bits_text, bytes_text
 
 if TYPE_CHECKING:

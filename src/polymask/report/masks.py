@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polymask.bits import Bits
+from polymask.core.bits import Bits
 
 if TYPE_CHECKING:
-    from polymask.domain import Domain
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from polymask.errors import PolymaskError
 
 if TYPE_CHECKING:
-    from polymask.domain import Domain
+    from polymask.core.domain import Domain
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class DemoResult:
 
 def layer_statistics(domain: "Domain") -> tuple[LayerStatistics, ...]:
     """Mask density and mean scalars of every site with an affine mask, in the base's order."""
-    from polymask.methods.affine import AffineTransform
+    from polymask.methods.affine.method import AffineTransform
 
     layers: list[LayerStatistics] = []
     for site, transform in domain.named_transforms():

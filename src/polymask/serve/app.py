@@ -12,13 +12,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from polymask._version import __version__
-from polymask.base import Base, load_base
+from polymask.core.base import Base, load_base
 from polymask.errors import PackError
-from polymask.pack import inspect, packs_in
+from polymask.pack.format import inspect, packs_in
+from polymask.serve import routes_domains as domains
+from polymask.serve import routes_operations as operations
+from polymask.serve import routes_pages as pages
+from polymask.serve import routes_predictions as predictions
 from polymask.serve.engine import Engine
 from polymask.serve.metrics import Metrics
 from polymask.serve.refusal import Refusal, ServeError
-from polymask.serve.routes import domains, operations, pages, predictions
 from polymask.serve.security import Gate, explain
 from polymask.serve.settings import Settings
 

@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polymask.likeness import fit
 from polymask.serve.library import Entry
+from polymask.train.likeness import fit
 
 Rule = Literal["likeness", "logits"]
 

@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from polymask.allocation import give_back_freed_memory
-from polymask.base import Base
-from polymask.merged_cache import MergedCache
-from polymask.outputs import tensor_of
-from polymask.predict import logits
+from polymask.core.allocation import give_back_freed_memory
+from polymask.core.base import Base
+from polymask.core.network import structural_copy
+from polymask.core.outputs import tensor_of
+from polymask.library.cache import MergedCache
 from polymask.serve import auto
 from polymask.serve.batcher import Batcher
 from polymask.serve.images import crops_of, feed_of
 from polymask.serve.library import Entry, Library, PackReplaced
 from polymask.serve.refusal import Refusal
 from polymask.serve.settings import Settings
-from polymask.surgery import structural_copy
+from polymask.train.predict import logits
 
 R = TypeVar("R")
 

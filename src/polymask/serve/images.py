@@ -9,11 +9,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from polymask.core.input import InputSpec
 from polymask.data.decode import DAMAGED, to_rgb
 from polymask.data.extras import require_vision
+from polymask.data.feed import Feed
 from polymask.errors import DataError
-from polymask.feed import Feed
-from polymask.input import InputSpec
 from polymask.serve.refusal import Refusal
 
 # Pillow can open more, some by running other programs.

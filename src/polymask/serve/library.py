@@ -19,16 +19,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from polymask.base import Base
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.input import InputSpec
 from polymask.data.cache import short_side
-from polymask.domain import Domain
 from polymask.errors import DomainError, PackError, PolymaskError
-from polymask.input import InputSpec
-from polymask.likeness import NOTE, read_likeness
-from polymask.loading import load_domain
-from polymask.model import check_name
-from polymask.pack import SUFFIX, PackInfo, inspect
+from polymask.library.model import check_name
+from polymask.pack.format import SUFFIX, PackInfo, inspect
+from polymask.pack.loading import load_domain
 from polymask.serve.refusal import Refusal, ServeError, no_domain
+from polymask.train.likeness import NOTE, read_likeness
 
 Stamp = tuple[int, int, int]  # inode, time of the last change in ns, bytes
 

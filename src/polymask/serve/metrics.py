@@ -9,7 +9,7 @@ import os
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from polymask.merged_cache import CacheStats
+from polymask.library.cache import CacheStats
 from polymask.serve.engine import Engine
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

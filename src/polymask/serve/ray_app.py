@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from polymask.base import Base
+from polymask.core.base import Base
 from polymask.serve.app import create_app, open_base
 from polymask.serve.engine import Answer, Engine
 from polymask.serve.library import Entry

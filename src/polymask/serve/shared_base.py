@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polymask.base import Base
-from polymask.pack import write_atomically
-from polymask.surgery import named_tensors
+from polymask.core.base import Base
+from polymask.core.network import named_tensors
+from polymask.pack.format import write_atomically
 
 
 def write_base(base: Base, path: Path) -> None:

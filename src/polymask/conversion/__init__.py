@@ -1,0 +1,1 @@
+"""From and to other formats: fine-tuned checkpoints to packs, domains to other runtimes."""

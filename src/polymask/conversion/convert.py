@@ -1,0 +1,279 @@
+"""From a network that somebody fine-tuned long ago to a one-bit domain.
+
+    Δ = W' - W,        W~ = W + α (2M - 1),        M = 1[Δ > 0],        α = mean |Δ|
+
+at every site (see `methods.bitdelta`); norms, biases and head are the fine-tuned network's. Images,
+where there are some, then bring the domain nearer to what that network says: the statistics of the
+norms are gathered again, and the α's are refined by distillation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from polymask.conversion.distance import (
+    OutputDistance,
+    WeightDistance,
+    output_distance,
+    weight_distance,
+)
+from polymask.conversion.distil import refine_scales
+from polymask.conversion.finetuned import ConvertError, Finetuned
+from polymask.conversion.warm_start import started_at, train_on
+from polymask.core.accounting import bits_per_weight
+from polymask.core.base import Base
+from polymask.core.bits import Bits
+from polymask.core.domain import Domain, check_classes, skeleton
+from polymask.core.method import Stored
+from polymask.core.registry import create_method
+from polymask.data.images import DomainData
+from polymask.data.load import load_data
+from polymask.methods.bitdelta import nearest
+from polymask.train.fit import Listener
+from polymask.train.learn import Loaders, make_loaders
+from polymask.train.likeness import likeness_note
+from polymask.train.predict import Batches
+from polymask.train.recipe import Recipe, get_recipe
+
+Statistics = Literal["auto", "checkpoint", "images"]
+STEPS, RATE = 200, 3e-2  # of the scales' refinement; the rate is one of log α
+_BATCHES = 100  # at most, for the statistics of norms
+_STRANGER = 1.0  # ‖W' - W‖ / ‖W‖; networks that have nothing in common are at 1.41
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A domain in its stored form, and how far it is from the network that it was made from."""
+
+    domain: Domain
+    weights: WeightDistance
+    outputs: OutputDistance | None  # None without images
+    unrefined: OutputDistance | None  # the same before anything was learned from images
+    left: dict[str, float]  # changed tensors that the domain cannot hold, with the largest change
+    notes: tuple[str, ...]  # what a reader should know, one sentence each
+
+
+def convert(
+    base: Base,
+    state: Finetuned | Mapping[str, Any] | str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    data: DomainData | str | Path | None = None,
+    side: int | None = None,
+    recipe: str | Recipe = "quick",
+    statistics: Statistics = "auto",
+    steps: int = STEPS,
+    rate: float = RATE,
+    train_masks: bool = False,
+    loaders: Loaders | None = None,
+    seed: int = 0,
+    listener: Listener | None = None,
+) -> Converted:
+    """Turn a network that was fine-tuned from `base` into a domain of about one bit a weight.
+
+    `state` is its state dict, or the file of one (.safetensors, or a .pth that holds tensors only).
+    `classes` names its outputs in order; without it the names are those of `data`, or numbers.
+    `side` is the size in pixels that it was trained at, if not the base's. With `data`, its norms'
+    `statistics` are gathered from the images ("auto": where that brings the outputs nearer on
+    val), and `steps` steps at `rate` refine the scales; no label is used. With `train_masks` the
+    domain then learns on as `affine-full`, by the labels and the recipe.
+    """
+    recipe = recipe_at(base, recipe, side)
+    if statistics not in get_args(Statistics):
+        raise ConvertError(f"statistics={statistics!r} is not one of {get_args(Statistics)}")
+    if steps < 0 or not rate > 0:
+        raise ConvertError(f"steps={steps} and rate={rate}: give steps from 0 and a positive rate")
+    tuned = state if isinstance(state, Finetuned) else Finetuned.read(base, state)
+    if not isinstance(data, DomainData) and data is not None:
+        data = load_data(data, seed=seed)
+    tuned, names, labelled, notes = name_outputs(tuned, classes, data)
+    if train_masks and not labelled:
+        raise ConvertError("training masks needs images of the checkpoint's classes; give data")
+
+    domain = one_bit_domain(base, tuned, names)
+    domain.input = recipe.input(base.input)
+    about: dict[str, Any] = {"checkpoint": Path(tuned.source).name, "seed": seed}
+    val_accuracy = unrefined = outputs = None
+    if data is not None:
+        loaders = loaders or make_loaders(data, base.input, recipe, seed=seed)
+        teacher, (split, held_out) = tuned.network(base), _held_out(loaders)
+        measure = _Measure(base, teacher, held_out, split, labelled)
+        unrefined = measure(domain)
+        domain.input = replace(domain.input, squash=data.squash)
+        domain, whose = _with_statistics(base, domain, teacher, loaders, statistics)
+        about |= {"data": data.name, "statistics": whose, "scale_steps": steps, "scale_rate": rate}
+        about |= likeness_note(base, data.train)
+        if steps:
+            refine_scales(
+                base,
+                domain,
+                teacher,
+                loaders.train,
+                recipe=recipe,
+                steps=steps,
+                rate=rate,
+                listener=listener,
+            )
+        if train_masks:
+            torch.manual_seed(seed)
+            start = started_at(base, domain, tuned, recipe)
+            domain, val_accuracy = train_on(
+                base, start, loaders, recipe, seed=seed, listener=listener
+            )
+            about |= recipe.to_json()
+        outputs = measure(domain)
+
+    with torch.no_grad():
+        weights = domain.weights(base)
+    distance = weight_distance(base, weights, tuned)
+    if distance.change > _STRANGER:
+        notes.append(
+            f"the weights are {distance.change:.2f} times their size away from the base's: make "
+            "sure that the network was fine-tuned from this base, with these weights"
+        )
+    domain.recipe = about
+    domain.metrics = _metrics(base, domain, distance, outputs, val_accuracy)
+    left = left_behind(base, weights, tuned)
+    return Converted(domain, distance, outputs, unrefined, left, tuple(notes))
+
+
+def recipe_at(base: Base, recipe: str | Recipe, side: int | None) -> Recipe:
+    """A recipe whose images have the size that a checkpoint was trained at, not its own."""
+    if side is not None and side < 1:
+        raise ConvertError(f"side={side} must be a number of pixels")
+    return replace(get_recipe(recipe), side=side or base.input.side, resized=None)
+
+
+@torch.no_grad()
+def one_bit_domain(base: Base, tuned: Finetuned, classes: Sequence[str]) -> Domain:
+    """The nearest `bitdelta` domain in its stored form; norms, biases and head are copies."""
+    domain = skeleton(base, create_method("bitdelta"), classes)
+    stored: dict[str, Stored] = {"head/weight": tuned.weight.clone()}
+    stored["head/bias"] = tuned.bias.clone()
+    for name, _ in domain.named_transforms():
+        mask, alpha = nearest(tuned.delta(base, name))
+        stored |= {f"transform/{name}/mask": Bits.of(mask), f"transform/{name}/alpha": alpha}
+        site = domain.sites[name]
+        if site.has_bias:
+            stored[f"transform/{name}/bias"] = tuned.delta(base, site.bias)
+    for norm, own in domain.named_norms():
+        for leaf in own.stored():
+            tensor = tuned.tensors[f"{norm}.{leaf}".lstrip(".")]
+            stored[f"norm/{norm}/{leaf}"] = tensor.clone()
+    wanted = {n: t.dtype for n, t in domain.stored().items() if isinstance(t, Tensor)}
+    wide = {n: t.to(wanted[n]) if isinstance(t, Tensor) else t for n, t in stored.items()}
+    return domain.restore(wide).to(base.device)
+
+
+def left_behind(base: Base, weights: Mapping[str, Tensor], tuned: Finetuned) -> dict[str, float]:
+    """The tensors that fine-tuning changed and `weights` lack, each with its largest change."""
+    changes = {
+        name: (tensor.double() - base.tensor(name).double()).abs().max().item()
+        for name, tensor in tuned.tensors.items()
+        if name not in weights and tensor.numel()
+    }
+    return {name: change for name, change in changes.items() if change}
+
+
+def name_outputs(
+    tuned: Finetuned, classes: Sequence[str] | None, data: DomainData | None
+) -> tuple[Finetuned, list[str], bool, list[str]]:
+    """The network, its outputs' names, whether the data's labels are of them, and notes.
+
+    The outputs are brought into the data's order, which its labels are in.
+    """
+    count = tuned.classes
+    if classes is not None:
+        given = check_classes(classes)
+        if len(given) != count:
+            raise ConvertError(f"{tuned.source} has {count} classes, but {len(given)} are named")
+        if data is None:
+            return tuned, given, False, []
+        if set(given) != set(data.classes):
+            note = f"{data.name} has other classes than those named: its labels are not used"
+            return tuned, given, False, [note]
+        ours = list(data.classes)
+        return tuned.reordered([given.index(name) for name in ours]), ours, True, []
+    if data is None:
+        return tuned, [f"class {i}" for i in range(count)], False, []
+    if len(data.classes) != count:
+        raise ConvertError(
+            f"{tuned.source} has {count} classes, {data.name} has {len(data.classes)}; give images "
+            "of its classes, or name its classes and the labels are not used"
+        )
+    note = f"outputs are taken to be in the order of {data.name}'s classes; name them if not"
+    return tuned, list(data.classes), True, [note]
+
+
+@dataclass(frozen=True)
+class _Measure:
+    base: Base
+    teacher: nn.Module
+    batches: Batches
+    split: str
+    labelled: bool
+
+    def __call__(self, domain: Domain) -> OutputDistance:
+        net = domain.merged(self.base)
+        return output_distance(
+            self.base, net, self.teacher, self.batches, self.split, labelled=self.labelled
+        )
+
+
+def _held_out(loaders: Loaders) -> tuple[str, Batches]:
+    """Images that nothing is learned from, as far as there are some."""
+    found = {"test": loaders.test, "val": loaders.val, "train": loaders.train}
+    return next((name, batches) for name, batches in found.items() if batches is not None)
+
+
+def _with_statistics(
+    base: Base, domain: Domain, teacher: nn.Module, loaders: Loaders, wanted: Statistics
+) -> tuple[Domain, str]:
+    """The domain with the checkpoint's norm statistics, or with those of the images.
+
+    Batch norms undo what one bit a weight does to the scale of activations, if their statistics
+    are of those activations; but a checkpoint may rely on statistics that are not of its images.
+    """
+    has_some = any(list(own.buffers()) for _, own in domain.named_norms())
+    if wanted == "checkpoint" or not has_some:
+        return domain, "checkpoint"
+    again = domain.frozen()
+    batches = islice(loaders.train.batches(), _BATCHES)
+    again.reestimate_norms(base, (images.to(base.device) for images, _ in batches))
+    if wanted == "images":
+        return again, "images"
+    val = loaders.train if loaders.val is None else loaders.val
+    measure = _Measure(base, teacher, val, "val", False)
+    if measure(again).relative < measure(domain).relative:
+        return again, "images"
+    return domain, "checkpoint"
+
+
+def _metrics(
+    base: Base,
+    domain: Domain,
+    weights: WeightDistance,
+    outputs: OutputDistance | None,
+    val_accuracy: float | None,
+) -> dict[str, Any]:
+    """What a pack says of itself; accuracies in percent."""
+    metrics: dict[str, Any] = {
+        "val_accuracy": val_accuracy,
+        "test_accuracy": None,
+        "bits_per_weight": bits_per_weight(base, domain),
+        "weight_error": weights.error,
+    }
+    if outputs is None:
+        return metrics
+    if outputs.split == "test":
+        metrics["test_accuracy"] = outputs.pack_accuracy
+    return metrics | {
+        "checkpoint_accuracy": outputs.checkpoint_accuracy,
+        "logit_error": outputs.relative,
+        "agreement": outputs.agreement,
+    }

@@ -1,0 +1,186 @@
+"""A network that somebody fine-tuned from a base: its state dict, under the base's names."""
+
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from polymask.core.base import Base
+from polymask.core.network import copy_with, put_module
+from polymask.core.norms import COUNTER
+from polymask.errors import PolymaskError
+from polymask.nets.zoo import read_state
+
+_NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts keep theirs
+_PREFIXES = ("module.", "model.", "net.")  # what wrappers put before every name
+_COMPILED = "_orig_mod."  # what torch.compile puts anywhere in a name
+_MOST = 20  # names of a kind in a message
+
+
+class ConvertError(PolymaskError):
+    """A fine-tuned network cannot be converted: it is not one of this base."""
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A fine-tuned network: tensors by the base's names, and its classifier, on its device."""
+
+    source: str  # what messages call it
+    tensors: dict[str, Tensor]  # all of the state dict but the counters of batches, tied ones once
+    weight: Tensor  # (classes, features)
+    bias: Tensor  # (classes,)
+
+    @classmethod
+    def read(cls, base: Base, state: Mapping[str, Any] | str | Path) -> Self:
+        """Lay a state dict, or that of a file, on a base; raise one error that names every misfit.
+
+        Wrappers' prefixes ("module.", "model.", "_orig_mod.") are taken off the names, and a state
+        dict inside a training script's dict ("state_dict", "model") is found.
+        """
+        source = "the state dict"
+        if isinstance(state, str | Path):
+            source, state = str(state), read_checkpoint(Path(state))
+        if base.classifier is None or not isinstance(base.head, nn.Linear):
+            raise ConvertError(
+                f"base {base.name} has no linear classifier, so {source} gives no classes; load "
+                "the base with classifier=NAME of the last linear layer"
+            )
+        return cls(source, *_Fit(base, state, source).taken())
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.weight)
+
+    def reordered(self, order: Sequence[int]) -> Self:
+        """The same network with output i where output order[i] was."""
+        rows = torch.tensor(order, device=self.weight.device)
+        return replace(self, weight=self.weight[rows], bias=self.bias[rows])
+
+    def delta(self, base: Base, name: str) -> Tensor:
+        """Δ = W' - W of a tensor, in single precision or better."""
+        before = base.tensor(name)
+        dtype = before.dtype if before.dtype == torch.float64 else torch.float32
+        return self.tensors[name].to(dtype) - before.to(dtype)
+
+    def network(self, base: Base) -> nn.Module:
+        """The fine-tuned network itself, in eval mode: a structural copy of the base."""
+        assert base.classifier is not None
+        net = copy_with(base.net, self.tensors)
+        classes, features = self.weight.shape
+        head = nn.Linear(features, classes, device="meta")
+        head.weight = nn.Parameter(self.weight, requires_grad=False)
+        head.bias = nn.Parameter(self.bias, requires_grad=False)
+        put_module(net, base.classifier, head)
+        return net.eval()
+
+
+def read_checkpoint(path: Path) -> Mapping[str, Any]:
+    """What a .safetensors file holds, or a .pth without code in it: no pickled object is made."""
+    if path.suffix == ".safetensors" or not path.is_file():
+        return read_state(path)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"objects ({found[1]})" if found else "something else"
+        raise ConvertError(
+            f"{path} holds {what} beside tensors, and reading those could run foreign code; save "
+            "`net.state_dict()` alone, best as safetensors"
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConvertError(f"{path} cannot be read as a state dict: {reason}") from error
+    if not isinstance(loaded, Mapping):
+        raise ConvertError(
+            f"{path} holds a {type(loaded).__name__}, not a state dict; save `net.state_dict()`"
+        )
+    return loaded
+
+
+class _Fit:
+    """A state dict against a base: what is taken, and what does not fit."""
+
+    def __init__(self, base: Base, state: Mapping[str, Any], source: str) -> None:
+        self.base, self.source = base, source
+        own = base.net.state_dict(keep_vars=True)
+        self.own = {name: t for name, t in own.items() if not name.endswith(COUNTER)}
+        self.weight, self.bias = f"{base.classifier}.weight", f"{base.classifier}.bias"
+        named = _plain_names(_unnested(state), {*self.own, self.weight, self.bias})
+        self.state = {name: v for name, v in named.items() if not name.endswith(COUNTER)}
+
+    def taken(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The tensors, the classifier's weight and its bias; raises where anything is wrong."""
+        first: dict[int, str] = {}  # tied tensors have several names, and may come under any
+        aliases = {name: first.setdefault(id(t), name) for name, t in self.own.items()}
+        given = {aliases[name]: name for name in aliases if name in self.state}
+        missing = [name for name in first.values() if name not in given]
+        if self.weight not in self.state:
+            missing.append(self.weight)
+        known = {*self.own, self.weight, self.bias}
+        found = {name: value for name, value in self.state.items() if name in known}
+        self._complain(
+            ("it lacks", missing),
+            ("it has unknown", [name for name in self.state if name not in known]),
+            ("of another shape are", self._misshapen(found)),
+            ("of values that are not finite are", [n for n, v in found.items() if _broken(v)]),
+        )
+        tensors = {name: found[place].to(self.own[name]) for name, place in given.items()}
+        head = self.base.head
+        assert isinstance(head, nn.Linear)
+        weight = found[self.weight].to(head.weight)
+        bias = found.get(self.bias, torch.zeros(len(weight))).to(head.weight)
+        return tensors, weight, bias
+
+    def _misshapen(self, found: Mapping[str, Any]) -> list[str]:
+        classes = getattr(found.get(self.weight), "shape", (None,))[:1]
+        wanted = {name: tuple(t.shape) for name, t in self.own.items()}
+        wanted[self.weight] = (*classes, self.base.feature_dim)
+        wanted[self.bias] = tuple(classes)
+        return [
+            f"{name} ({_shape(value)}, not {wanted[name]})"
+            for name, value in found.items()
+            if not isinstance(value, Tensor) or tuple(value.shape) != wanted[name]
+        ]
+
+    def _complain(self, *problems: tuple[str, list[str]]) -> None:
+        texts = []
+        for what, names in problems:
+            if names:
+                more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+                texts.append(f"{what} {', '.join(names[:_MOST])}{more}")
+        if texts:
+            raise ConvertError(
+                f"{self.source} does not fit base {self.base.name}: {'; '.join(texts)}; give the "
+                "base that it was fine-tuned from, and a state dict with that base's names"
+            )
+
+
+def _unnested(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The innermost state dict of a training script's dict."""
+    for name in _NESTS:
+        if isinstance(state.get(name), Mapping):
+            return _unnested(state[name])
+    return state
+
+
+def _plain_names(state: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """The names without the prefix, of one or two wrappers, that leaves most of them known."""
+    named = {str(name).replace(_COMPILED, ""): value for name, value in state.items()}
+    prefixes = ("".join(words) for depth in range(3) for words in product(_PREFIXES, repeat=depth))
+    best = max(prefixes, key=lambda p: sum(name.removeprefix(p) in known for name in named))
+    return {name.removeprefix(best): value for name, value in named.items()}
+
+
+def _broken(value: Any) -> bool:
+    return isinstance(value, Tensor) and not bool(torch.isfinite(value).all())
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__

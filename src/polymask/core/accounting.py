@@ -1,0 +1,145 @@
+"""What a domain costs: bits by component, and #Params as the paper counts it and as stored.
+
+    #Params = 1 + A (T - 1) / (32 N)
+
+for T domains, the base's own among them, where N is the number of the base's parameters and A the
+bits that one more domain takes; no classifier is counted. The paper counts two numbers for a batch
+norm's channel (scale and shift) in A and in N. A pack also stores the two statistics:
+`params_stored` has them in A. What domains share is counted once; what stands in place of the
+base's own weights is not counted. A pack holds such tensors all the same, so that it needs no other
+file: `bits_per_weight(base, domain)` is of the pack.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from polymask.core.base import Base
+from polymask.core.bits import Bits
+from polymask.core.domain import Domain, skeleton
+from polymask.core.method import Method, Stored
+from polymask.core.registry import create_method
+from polymask.errors import PolymaskError
+
+COMPONENTS = (
+    "mask",
+    "scalars",
+    "norm_affine",
+    "norm_statistics",
+    "bias",
+    "weights",
+    "index",  # which domain owns a weight: kept once for all domains
+    "shared",  # tensors kept once for all domains
+    "moved",  # what stands in place of the base's own weights, and adds nothing to them
+    "head",
+)
+_ONCE = ("index", "shared")
+_EACH = ("mask", "scalars", "norm_affine", "bias", "weights")  # of every domain, in the paper
+
+
+@dataclass(frozen=True)
+class Account:
+    """The cost of one domain, and of T of them on one base."""
+
+    base: str
+    method: str
+    domains: int
+    base_parameters: int  # N
+    masked_weights: int
+    components: dict[str, int]  # bits of one domain
+    params_paper: float
+    params_stored: float
+    bits_per_weight: float  # what one more domain takes without its head, over N
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+
+def account(base: Base, method: str | Method, *, domains: int = 2, classes: int = 0) -> Account:
+    """The cost of `domains` domains, the base's own included, each with a head for `classes`.
+
+    Only shapes matter: a base on the meta device will do.
+
+        >>> import polymask as pm
+        >>> base = pm.load_base("decathlon-wrn28", pretrained=False, device="meta")
+        >>> cost = pm.account(base, "affine-full", domains=10)
+        >>> cost.components["mask"] == cost.masked_weights == 5_839_280
+        True
+        >>> f"{cost.params_paper:.2f} as the paper counts, {cost.params_stored:.2f} as stored"
+        '1.29 as the paper counts, 1.31 as stored'
+    """
+    if domains < 1:
+        raise PolymaskError(f"domains={domains}; count the base's own domain: at least 1")
+    if classes < 0:
+        raise PolymaskError(f"classes={classes} cannot be negative")
+    if isinstance(method, str):
+        method = create_method(method)
+    names = [f"class {i}" for i in range(classes)] or None
+    return account_fitted(
+        base, [skeleton(base, method.for_domains(domains), names)], domains=domains
+    )
+
+
+def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Account:
+    """The cost of `domains` domains that are on average like those that have been learned.
+
+    A method may find out only while learning what it stores: CovNorm keeps as many components as
+    it needs, so its prototype says nothing.
+    """
+    method = fitted[-1].method
+    found = [component_bits(domain) for domain in fitted]
+    mean = {name: sum(one[name] for one in found) // len(found) for name in COMPONENTS}
+    components = found[-1] if method.cumulative else mean  # the last one has all that came before
+    size = sum(p.numel() for p in base.net.parameters())
+    once = sum(components[name] for name in _ONCE)
+    each = sum(components[name] for name in _EACH)
+    stored = each + components["norm_statistics"]
+    more = max(domains - 1, 1)
+    times = 1 if method.cumulative else domains - 1
+    transformed = _transformed(fitted[-1])
+    return Account(
+        base=base.name,
+        method=method.name,
+        domains=domains,
+        base_parameters=size,
+        masked_weights=sum(s.numel for n, s in base.sites.items() if n in transformed),
+        components=components,
+        params_paper=1 + (once + each * times) / (32 * size),
+        params_stored=1 + (once + stored * times) / (32 * size),
+        bits_per_weight=(once + stored * max(times, 1)) / (more * size),
+    )
+
+
+def bits_per_weight(base: Base, domain: Domain) -> float:
+    """Bits that a domain stores, without its head, for each parameter of the base."""
+    bits = sum(bits for name, bits in component_bits(domain).items() if name != "head")
+    return bits / sum(p.numel() for p in base.net.parameters())
+
+
+def component_bits(domain: Domain) -> dict[str, int]:
+    """Bits of a domain by component, masks at one bit an element."""
+    bits = dict.fromkeys(COMPONENTS, 0)
+    for _, part in domain.named_parts():
+        for name, stored in part.stored().items():
+            bits[part.component(name)] += _bits(stored)
+    for _, norm in domain.named_norms():
+        for name, stored in norm.stored().items():
+            kind = "norm_statistics" if name in norm._buffers else "norm_affine"
+            bits["moved" if domain.method.moves_norms else kind] += _bits(stored)
+    if domain.head is not None:
+        bits["head"] = sum(_bits(p) for p in domain.head.parameters())
+    return bits
+
+
+def _transformed(domain: Domain) -> set[str]:
+    return {name for name, _ in domain.named_transforms()}
+
+
+def _bits(stored: Stored) -> int:
+    if isinstance(stored, Bits):
+        return stored.numel
+    assert isinstance(stored, Tensor)
+    return stored.numel() * stored.element_size() * 8

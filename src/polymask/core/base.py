@@ -1,0 +1,323 @@
+"""A base: a frozen pretrained network, and how to feed it."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from polymask.core.input import InputSpec
+from polymask.core.layout import trains_channels_last
+from polymask.core.network import (
+    digest,
+    exchange_tensors,
+    named_tensors,
+    put_module,
+    structural_copy,
+)
+from polymask.core.outputs import features_of
+from polymask.core.survey import Norm, Site, survey
+from polymask.errors import BaseError, InputError, near_matches
+from polymask.nets.zoo import build, build_file, input_of
+from polymask.pack.format import SUFFIX
+
+Momentum = float | Literal["cumulative"] | None  # of norm statistics
+Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
+
+
+class Base:
+    """A frozen network whose output is features, the sites of it, and how to feed it.
+
+    The network is a structural copy of the one given: its tensors are shared, its modules are
+    not, its classifier is taken out and kept as `head`. It is always in eval mode; a domain in
+    training sets modes for the length of one call.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        name: str,
+        input: InputSpec,
+        classifier: str | None = "auto",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        self.name, self.input = name, input
+        self.net = _frozen_copy(net)
+        self._check_tensors()
+        first = next((t for _, t in named_tensors(self.net)), torch.empty(0))
+        blank = torch.zeros(1, *input.shape, device=first.device, dtype=_real(first))
+        found = survey(self.net, blank)
+        self.classifier = found.classifier if classifier == "auto" else classifier
+        self.head: nn.Module | None = None
+        self.feature_dim: int | None = None
+        if len(found.output_shape) == 1:
+            self.feature_dim = found.output_shape[0]
+        if self.classifier is not None:
+            self._take_out_classifier(self.classifier)
+        if classifier not in ("auto", None):
+            survey(self.net, blank)  # what somebody names may be needed where it stands
+
+        self.all_sites = {n: s for n, s in found.sites.items() if not self._is_classifier(n)}
+        self.sites: dict[str, Site] = _choose(self.all_sites, include, exclude)
+        self.norms: dict[str, Norm] = found.norms
+        self.trains_channels_last = trains_channels_last(self.net)
+        self._tensors = dict(named_tensors(self.net))
+        self.fingerprint = "" if first.is_meta else fingerprint(self.net)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network's tensors are."""
+        return next((t.device for t in self._tensors.values()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the images that the network takes: that of its first tensor."""
+        return _real(next(iter(self._tensors.values()), torch.empty(0)))
+
+    def placed(self, images: Tensor) -> Tensor:
+        """A batch as the network takes it: on its device, in its type."""
+        return images.to(self.device, self.dtype)
+
+    def tensor(self, name: str) -> Tensor:
+        """The parameter or buffer with this state-dict name."""
+        return self._tensors[name]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the network, as `nn.Module.to` does."""
+        return self.apply(lambda tensor: tensor.to(device))
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Put `change(tensor)` in every tensor's place: a move to another device, say."""
+        for module in (self.net, self.head):
+            if module is not None:
+                module._apply(change)  # type: ignore[no-untyped-call]
+        self._tensors = dict(named_tensors(self.net))
+        return self
+
+    def relocate(self, moved: Mapping[str, Tensor]) -> None:
+        """Take parameters with the same values from other memory from now on.
+
+        Networks that share the ones that were here keep them: a thread may be running one.
+        """
+        fresh = {n: nn.Parameter(tensor, requires_grad=False) for n, tensor in moved.items()}
+        exchange_tensors(self.net, {id(self._tensors[n]): p for n, p in fresh.items()})
+        self._tensors = dict(named_tensors(self.net))
+
+    def scratch_buffers(
+        self, live_norms: Collection[str], replaced: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Copies of the buffers that a training pass might write to and that nobody replaces."""
+        return {
+            name: buffer.clone()
+            for name, buffer in self.net.named_buffers()
+            if name not in replaced and self._runs_in_training(name.rpartition(".")[0], live_norms)
+        }
+
+    def run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """The features of `images` with some of the network's tensors replaced by `weights`."""
+        named = dict(weights)
+        return self.feed(lambda x: torch.func.functional_call(self.net, named, (x,)), images)
+
+    def feed(self, net: Callable[[Tensor], Any], images: Tensor) -> Tensor:
+        """What `net`, a network of this base's kind, says of a batch that the base can take.
+
+        Where the network gives feature maps (a dict, list or tuple), it is these, as they are.
+        """
+        self.check_images(images)
+        try:
+            return cast(Tensor, features_of(net(images.to(self.dtype))))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if tuple(images.shape[1:]) == self.input.shape:
+                raise
+            raise InputError(
+                f"base {self.name} does not take images of shape {tuple(images.shape[1:])}: "
+                f"{error}; it was made for {self.input.shape}"
+            ) from error
+
+    @contextmanager
+    def hooked(self, hooks: Mapping[str, Hook]) -> Iterator[None]:
+        """`hook(module, inputs, output)` after each named module runs; what it gives replaces."""
+        modules = dict(self.net.named_modules())
+        before = {name: modules[name]._forward_hooks for name in hooks}
+        try:
+            for name, hook in hooks.items():
+                # torch.compile can trace a new dictionary, but not register_forward_hook.
+                ours = (-1 - len(before[name]), hook)
+                modules[name]._forward_hooks = OrderedDict([*before[name].items(), ours])
+            yield
+        finally:
+            for name, others in before.items():
+                modules[name]._forward_hooks = others
+
+    @contextmanager
+    def training(self, live_norms: Collection[str], momentum: Momentum = None) -> Iterator[None]:
+        """Training mode for everything but the norms that are not `live_norms`.
+
+        `momentum` is that of the live norms' statistics: None leaves it as the network has it,
+        "cumulative" averages over all batches seen since the statistics were reset.
+        """
+        before: list[tuple[nn.Module, str, object]] = []
+        try:
+            for name, module in self.net.named_modules():
+                if not self._runs_in_training(name, live_norms):
+                    continue
+                before.append((module, "training", module.training))
+                module.training = True
+                if name in live_norms and momentum is not None and isinstance(module, _NormBase):
+                    before.append((module, "momentum", module.momentum))
+                    module.momentum = momentum if isinstance(momentum, float) else None
+            yield
+        finally:
+            for module, attribute, value in before:
+                setattr(module, attribute, value)
+
+    def verify(self) -> None:
+        """Raise unless every tensor of the network is byte for byte what it was at loading."""
+        now = fingerprint(self.net)
+        if now != self.fingerprint:
+            raise BaseError(
+                f"base {self.name} has changed since it was loaded (fingerprint "
+                f"{self.fingerprint[:12]}…, now {now[:12]}…); something wrote to its tensors: "
+                "load it again"
+            )
+
+    def check_images(self, images: Tensor) -> None:
+        """Raise unless `images` is a batch that this base can take."""
+        channels, dims = self.input.shape[0], len(self.input.shape)
+        remedy = f"give a batch of float images (N, {', '.join(map(str, self.input.shape))})"
+        if images.ndim != dims + 1 or images.shape[1] != channels:
+            raise InputError(f"images have shape {tuple(images.shape)}; {remedy}")
+        if not images.is_floating_point():
+            raise InputError(
+                f"images are {images.dtype}; {remedy}: pixels in [0, 1], then "
+                f"(pixel - {self.input.mean}) / {self.input.std}"
+            )
+        if images.device != self.device:
+            raise InputError(
+                f"images are on {images.device}, base {self.name} on {self.device}; "
+                "move one of them with .to(device)"
+            )
+
+    def _runs_in_training(self, module: str, live_norms: Collection[str]) -> bool:
+        return module not in self.norms or module in live_norms
+
+    def _check_tensors(self) -> None:
+        for name, tensor in named_tensors(self.net):
+            if tensor.is_meta or not tensor.is_floating_point():
+                continue
+            if not torch.isfinite(tensor).all():
+                raise BaseError(
+                    f"{name} of base {self.name} holds values that are not finite; "
+                    "use an intact checkpoint"
+                )
+
+    def _take_out_classifier(self, name: str) -> None:
+        modules = dict(self.net.named_modules())
+        if name not in modules or not name:
+            raise BaseError(
+                f"base {self.name} has no module {name!r} to take as its classifier; "
+                + near_matches(name, modules)
+            )
+        head = modules[name]
+        size = getattr(head, "in_features", None) or getattr(head, "in_channels", None)
+        if size is None:
+            raise BaseError(
+                f"{name} of base {self.name} is a {type(head).__name__}; the classifier must be "
+                "a Linear or a convolution, which knows the number of its input features"
+            )
+        self.head, self.feature_dim = head, int(size)
+        put_module(self.net, name, nn.Identity().eval())
+
+    def _is_classifier(self, name: str) -> bool:
+        return self.classifier is not None and name.startswith(f"{self.classifier}.")
+
+
+def load_base(
+    source: str | Path | nn.Module,
+    *,
+    input: InputSpec | None = None,
+    name: str | None = None,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+    classifier: str | None = "auto",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    device: torch.device | str | None = None,
+) -> Base:
+    """Load, freeze and survey a network.
+
+    `source` is a module, or one of "efficientnet-lite0", "decathlon-resnet26",
+    "decathlon-wrn28", "resnet18-64", "timm:NAME", "torchvision:NAME", or the path of a file that
+    `pretrain` wrote, which knows its network and how to feed it. `weights` is a state dict
+    in a file (safetensors, or a .pth that holds tensors only). `classifier` names the module that
+    the domains' heads stand in for ("auto" finds it, None means that the network has none).
+    `include` and `exclude` are patterns (* and ?) over site names. `device="meta"` with
+    `pretrained=False` gives the structure alone, which is all that accounting needs.
+    """
+    if isinstance(source, nn.Module):
+        net, spec, label = source, input_of(source), type(source).__name__.lower()
+        if weights is not None:
+            raise BaseError("weights=FILE goes with a base's name; load them into the module first")
+    elif isinstance(source, Path) or source.endswith(SUFFIX):
+        if weights is not None:
+            raise BaseError(
+                f"{source} has its own weights; give weights=FILE with a network's name"
+            )
+        net, spec, label = build_file(Path(source), pretrained=pretrained, device=device)
+    else:
+        net, spec = build(source, pretrained=pretrained, weights=weights, device=device)
+        label = source
+    base = Base(
+        net,
+        name=name or label,
+        input=input or spec,
+        classifier=classifier,
+        include=include,
+        exclude=exclude,
+    )
+    return base if device is None else base.to(device)
+
+
+def fingerprint(module: nn.Module) -> str:
+    """sha256 over the names, types, shapes and bytes of a state dict, in order of names."""
+    return digest(module.state_dict())
+
+
+def _frozen_copy(net: nn.Module) -> nn.Module:
+    """A structural copy in eval mode, its parameters new objects over the same memory."""
+    fresh: dict[int, Tensor] = {}
+    for name, parameter in net.named_parameters():
+        if is_lazy(parameter):
+            raise BaseError(f"{name} of the network has no shape yet; run the network once first")
+        fresh[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
+    return structural_copy(net, fresh).eval()
+
+
+def _real(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+
+
+def _choose(
+    sites: Mapping[str, Site], include: Sequence[str], exclude: Sequence[str]
+) -> dict[str, Site]:
+    for pattern in (*include, *exclude):
+        if not any(_matches(name, pattern) for name in sites):
+            raise BaseError(f"no site matches {pattern!r}; " + near_matches(pattern, sites))
+    return {
+        name: site
+        for name, site in sites.items()
+        if (not include or any(_matches(name, p) for p in include))
+        and not any(_matches(name, p) for p in exclude)
+    }
+
+
+def _matches(site: str, pattern: str) -> bool:
+    return fnmatchcase(site, pattern) or fnmatchcase(site.rpartition(".")[0], pattern)

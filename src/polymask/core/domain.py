@@ -1,0 +1,348 @@
+"""A domain: a function of the base's weights, and a head.
+
+domain.weights(base) -> {state-dict name: tensor}
+logits = domain.head(functional_call(base.net, domain.weights(base), (images,)))
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from polymask.core.base import Base, Momentum
+from polymask.core.merge import merge
+from polymask.core.method import Method, Part, Stored, Transform
+from polymask.core.network import put_tensors, structural_copy
+from polymask.core.norms import OwnNorm
+from polymask.core.precision import linear_head
+from polymask.core.reach import check_reach
+from polymask.core.registry import create_method
+from polymask.core.survey import Site
+from polymask.errors import DomainError
+
+
+class Domain(nn.Module):
+    """All that one domain owns: transforms of sites, norm layers, a head, and class names.
+
+    Its parameters are what it learns. `training` decides how it runs: a domain in training mode
+    puts its own norms and the network's dropout in training mode for the length of a call.
+    `recipe` and `metrics` are notes (JSON values) that travel in its pack.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        method: Method,
+        classes: Sequence[str] | None,
+        sites: Mapping[str, Site] | None = None,
+    ) -> None:
+        super().__init__()
+        self.sites = dict(base.sites if sites is None else sites)
+        self.method = method
+        self.base_name, self.fingerprint, self.input = base.name, base.fingerprint, base.input
+        self.classes = None if classes is None else check_classes(classes)
+        self.recipe: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+
+        transforms = {name: method.transform(site) for name, site in self.sites.items()}
+        made = {_key(name): t for name, t in transforms.items() if t is not None}
+        self.transforms = nn.ModuleDict(made)
+        self.route = method.route(base)
+        norms = {} if method.norms == "shared" else base.norms
+        owned = {name: OwnNorm(base, norm, method.norms) for name, norm in norms.items()}
+        self.norms = nn.ModuleDict({_key(n): m for n, m in owned.items() if m.tensors()})
+        self.head: nn.Linear | None = None
+        if self.classes is not None:
+            if base.feature_dim is None:
+                raise DomainError(
+                    f"base {base.name} does not give one feature vector an image, so it takes no "
+                    "linear head; give it pooled features, or make the domain with classes=None"
+                )
+            dtype = next((s.dtype for s in base.all_sites.values()), torch.float32)
+            self.head = linear_head(base.feature_dim, len(self.classes), dtype)
+
+    def weights(self, base: Base) -> dict[str, Tensor]:
+        """The tensors that this domain puts in place of the base's, by state-dict name."""
+        self.check_base(base)
+        weights = dict(self.method.together(base, self))
+        for name, transform in self.named_transforms():
+            if self.training and transform.acts_on_output:
+                weights[name] = transform.layer_weight(base.tensor(name))
+                continue
+            site = self.sites[name]
+            if name not in weights:
+                weights[name] = transform.weight(base.tensor(name))
+            bias = transform.bias(base.tensor(site.bias) if site.has_bias else None)
+            if bias is not None:
+                weights[site.bias] = bias
+        for _, own in self.named_norms():
+            weights |= own.in_layer(base)
+        return weights
+
+    def features(self, base: Base, images: Tensor, *, momentum: Momentum = None) -> Tensor:
+        """What the head sees: the base's output with this domain's weights."""
+        weights = self.weights(base)
+        if not self.training:
+            return self._run(base, weights, images)
+        live = self.live_norms()
+        # A module in training mode may write to its buffers; the base's are not to be written.
+        weights |= base.scratch_buffers(live, weights)
+        hooks = {
+            name.rpartition(".")[0]: partial(_follow_output, transform)
+            for name, transform in self.named_transforms()
+            if transform.acts_on_output
+        }
+        with base.training(live, momentum or self.method.norm_momentum), base.hooked(hooks):
+            return self._run(base, weights, images)
+
+    def _run(self, base: Base, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        if self.route is None:
+            return base.run(weights, images)
+        return self.route.features(base, weights, images)
+
+    def forward(self, base: Base, images: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, C, H, W); features where there is no head."""
+        return self.classify(self.features(base, images))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """What the head says of features; the features where there is no head."""
+        return features if self.head is None else cast(Tensor, self.head(features))
+
+    def named_transforms(self) -> Iterator[tuple[str, Transform]]:
+        """(site name, transform), in the base's order."""
+        for key, module in self.transforms.items():
+            yield _name(key), cast(Transform, module)
+
+    def named_parts(self) -> Iterator[tuple[str, Part]]:
+        """(place in a pack, part): the transforms, then the route where there is one."""
+        for name, transform in self.named_transforms():
+            yield f"transform/{name}", transform
+        if self.route is not None:
+            yield "route", self.route
+
+    def named_norms(self) -> Iterator[tuple[str, OwnNorm]]:
+        """(norm layer's name, own tensors)."""
+        for key, module in self.norms.items():
+            yield _name(key), cast(OwnNorm, module)
+
+    def live_norms(self) -> set[str]:
+        """The norm layers that run in training mode while this domain learns."""
+        keeps_statistics = self.method.norms in ("own", "stats")
+        return {name for name, _ in self.named_norms()} if keeps_statistics else set()
+
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
+        """What is learned, by part.
+
+        "transforms" has scores, scalars and adapters, "weights" what is learned of whole weights,
+        "norms" scales and shifts, "head" the classifier.
+        """
+        groups: dict[str, list[nn.Parameter]] = {"transforms": [], "weights": []}
+        for _, part in self.named_parts():
+            whole = {id(p) for p in part.weight_parameters()}
+            for parameter in part.parameters():
+                groups["weights" if id(parameter) in whole else "transforms"].append(parameter)
+        groups["norms"] = list(self.norms.parameters())
+        groups["head"] = [] if self.head is None else list(self.head.parameters())
+        return {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
+
+    @torch.no_grad()
+    def reestimate_norms(self, base: Base, batches: Iterable[Tensor]) -> None:
+        """Replace own norm statistics by their average over `batches` of training images."""
+        if not self.live_norms():
+            return
+        for module in self.modules():
+            if isinstance(module, OwnNorm):  # a route may have some too
+                module.reset_statistics()
+        was_training = self.training
+        self.train()
+        try:
+            for images in batches:
+                self.features(base, images, momentum="cumulative")
+        finally:
+            self.train(was_training)
+
+    def stored(self) -> dict[str, Stored]:
+        """Everything that a pack keeps, by name."""
+        stored: dict[str, Stored] = {}
+        for place, part in self.named_parts():
+            stored |= {f"{place}/{n}": t for n, t in part.stored().items()}
+        for norm, own in self.named_norms():
+            stored |= {f"norm/{norm}/{n}": t for n, t in own.stored().items()}
+        if self.head is not None:
+            stored |= {f"head/{n}": p.detach() for n, p in self.head.named_parameters()}
+        return stored
+
+    def restore(self, stored: Mapping[str, Stored]) -> Self:
+        """Take on the stored form: masks become bits, nothing is learned any more.
+
+        The names and shapes must be those of `stored()`; the tensors are kept, not copied.
+        """
+        parts: dict[str, dict[str, Any]] = defaultdict(dict)
+        for name, tensor in stored.items():
+            place, _, leaf = name.rpartition("/")
+            parts[place][leaf] = tensor
+        for place, part in self.named_parts():
+            part.restore(parts[place])
+        for norm, own in self.named_norms():
+            own.restore(parts[f"norm/{norm}"])
+        if self.head is not None:
+            put_tensors(self.head, parts["head"])
+        return self.requires_grad_(False).eval()
+
+    def frozen(self) -> Self:
+        """A copy in the stored form; the original may learn on without changing it."""
+        stored = {n: t.clone() if isinstance(t, Tensor) else t for n, t in self.stored().items()}
+        return structural_copy(self).restore(stored)
+
+    def save(self, path: str | Path) -> None:
+        """Write the domain's pack: the whole file or nothing."""
+        from polymask.pack.saving import save_domain
+
+        save_domain(self, path)
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        name: str | None = None,
+        private: bool | None = None,
+        license: str | None = None,
+        message: str | None = None,
+        revision: str | None = None,
+        token: str | None = None,
+        force: bool = False,
+    ) -> str:
+        """Put the pack on the Hugging Face Hub, with a model card; the address of the commit.
+
+        `repo` is USER/REPO, made if it is not there; the pack is called `name`, or as the
+        repository. A pack that is there is replaced by `force` only, a card that someone has
+        edited never. `load_domain("hf:USER/REPO", base)` reads it back.
+        """
+        from polymask.report.push import push_domain
+
+        return push_domain(
+            self,
+            repo,
+            name=name,
+            private=private,
+            license=license,
+            message=message,
+            revision=revision,
+            token=token,
+            force=force,
+        )
+
+    def merged(self, base: Base, *, compact: bool = False) -> nn.Module:
+        """An ordinary network that gives this domain's logits.
+
+        A structural copy of the base: every tensor that the domain does not change is shared
+        with it, the head stands where the base's classifier stood. Nothing is shared with the
+        domain, which may learn on. `compact` leaves out what the domain does not use (channels
+        that it switched off), so layers get smaller, and logits differ in rounding.
+        """
+        return merge(self, base, compact=compact)
+
+    @contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Eval mode, and back to the mode that was."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
+    def rebuilt(self, base: Base, method: Method) -> Self:
+        """A new domain by another method, with this one's norms and head."""
+        other = type(self)(base, method, self.classes, self.sites).to(base.device)
+        other.begin(base)
+        other.input = self.input
+        for mine, its in ((self.norms, other.norms), (self.head, other.head)):
+            if mine is not None and its is not None:
+                its.load_state_dict(mine.state_dict())
+        return other
+
+    def begin(self, base: Base) -> None:
+        """Let the transforms look at the base's weights, once."""
+        for name, transform in self.named_transforms():
+            transform.begin(base.tensor(name))
+
+    def become(self, other: Self) -> None:
+        """Take on everything that another domain is."""
+        self.__dict__ = other.__dict__
+
+    def check_base(self, base: Base) -> None:
+        """Raise unless `base` is the one that this domain was made for."""
+        if base.fingerprint != self.fingerprint:
+            raise DomainError(
+                f"the domain was made for base {self.base_name} (fingerprint "
+                f"{self.fingerprint[:12]}…), this base is {base.name} ({base.fingerprint[:12]}…); "
+                "use the base that it was trained on, or retrain"
+            )
+
+
+def new_domain(
+    base: Base,
+    method: str | Method = "affine-full",
+    classes: Sequence[str] | None = None,
+    **options: Any,
+) -> Domain:
+    """A fresh domain on `base`, with a head for `classes` (none where classes is None)."""
+    if isinstance(method, str):
+        method = create_method(method, **options)
+    elif options:
+        raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
+    domain = Domain(base, method.first_stage(), classes)
+    check_reach(domain)
+    domain.begin(base)
+    return domain
+
+
+def skeleton(
+    base: Base,
+    method: Method,
+    classes: Sequence[str] | None,
+    sites: Mapping[str, Site] | None = None,
+) -> Domain:
+    """A domain without memory for its tensors: names, shapes and types only.
+
+    `sites` are those of a domain that was made already; one that is yet to be made is checked.
+    """
+    with torch.device("meta"):
+        domain = Domain(base, method, classes, sites)
+    if sites is None:
+        check_reach(domain)
+    return domain
+
+
+def check_classes(classes: Sequence[str]) -> list[str]:
+    """The class names as a list; raise unless they are distinct, non-empty strings."""
+    names = list(classes)
+    if isinstance(classes, str) or not names or not all(isinstance(c, str) and c for c in names):
+        raise DomainError("classes must be a list of non-empty names, one per class")
+    repeated = (
+        sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
+    )
+    if repeated:
+        raise DomainError(f"class names must be distinct; {', '.join(repeated[:5])} occur twice")
+    return names
+
+
+def _follow_output(
+    transform: Transform, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+) -> Tensor:
+    return transform.output(inputs[0], output)
+
+
+def _key(name: str) -> str:
+    # Names of submodules hold no dots, and must not be those of a ModuleDict's own attributes.
+    return ":" + name.replace(".", "/")
+
+
+def _name(key: str) -> str:
+    return key.removeprefix(":").replace("/", ".")

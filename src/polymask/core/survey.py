@@ -1,0 +1,295 @@
+"""What a network is made of: its sites, its norms and its classifier, read off one forward pass.
+
+The network runs once on a blank image under a `TorchFunctionMode` that sees every torch call with
+its very tensors. A parameter of two or more dimensions that enters a convolution or a linear map
+is a site; a tensor that leaves one carries the site's name until something other than reshaping,
+pooling or rectifying happens to it, so the norm that reads it is the norm that follows the site,
+and the linear site whose name reaches the output is the classifier.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.overrides import TorchFunctionMode
+
+from polymask.core.network import named_tensors
+from polymask.core.outputs import features_of
+from polymask.errors import BaseError
+
+
+@dataclass(frozen=True)
+class Site:
+    """One weight tensor of the base that a method may transform."""
+
+    name: str  # state-dict name of the weight
+    shape: tuple[int, ...]
+    kind: str  # conv1d, conv2d, conv3d, conv_transpose1d, …, linear, in_projection
+    groups: int
+    bias: str  # state-dict name of its bias
+    has_bias: bool  # the base has one; a transform may give one to a convolution that has none
+    norm: str | None  # the norm module that reads this site's output
+    batch_norm: bool  # that norm is a batch norm: the output's scale does not matter
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        """Number of weights."""
+        return torch.Size(self.shape).numel()
+
+    @property
+    def channels(self) -> int:
+        """Number of output channels."""
+        return torch.Size(self.channel_shape).numel()
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every filter reads one channel, of several that there are."""
+        is_transposed = self.kind.startswith("conv_transpose")
+        inputs = self.shape[0] // self.groups if is_transposed else self.shape[1]
+        return self.groups > 1 and inputs == 1
+
+    @property
+    def channel_view(self) -> tuple[int, ...]:
+        """A shape of the weight in which `channel_shape` broadcasts over it.
+
+        Transposed convolutions keep their weights as (in, out / groups, …): output channel
+        (g, j) is spread over the rows of group g, so the groups get an axis of their own.
+        """
+        if not self.kind.startswith("conv_transpose"):
+            return self.shape
+        inputs, outputs, *kernel = self.shape
+        return (self.groups, inputs // self.groups, outputs, *kernel)
+
+    @property
+    def channel_shape(self) -> tuple[int, ...]:
+        """The shape of one number per output channel, in `channel_view`."""
+        if not self.kind.startswith("conv_transpose"):
+            return (self.shape[0],) + (1,) * (len(self.shape) - 1)
+        return (self.groups, 1, self.shape[1]) + (1,) * (len(self.shape) - 2)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One norm layer of the base: its module's name, and its own tensors' names inside it."""
+
+    name: str
+    affine: tuple[str, ...]  # usually weight, bias
+    statistics: tuple[str, ...]  # running_mean, running_var, num_batches_tracked of a batch norm
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one forward pass shows of a network."""
+
+    sites: dict[str, Site]  # in order of execution
+    norms: dict[str, Norm]
+    classifier: str | None  # name of the linear module that makes the output
+    output_shape: tuple[int, ...]  # of one image; () where it is several feature maps
+
+
+_LINEAR_MAPS: dict[Callable[..., Any], str] = {
+    F.linear: "linear",
+    torch.conv1d: "conv1d",
+    torch.conv2d: "conv2d",
+    torch.conv3d: "conv3d",
+    torch.conv_transpose1d: "conv_transpose1d",
+    torch.conv_transpose2d: "conv_transpose2d",
+    torch.conv_transpose3d: "conv_transpose3d",
+}
+_RESHAPES: set[Callable[..., Any]] = {
+    torch.flatten,
+    torch.permute,
+    torch.reshape,
+    torch.squeeze,
+    F.dropout,
+    F.dropout2d,
+    Tensor.contiguous,
+    Tensor.flatten,
+    Tensor.permute,
+    Tensor.reshape,
+    Tensor.squeeze,
+    Tensor.view,
+}
+_SCALE_KEEPING: set[Callable[..., Any]] = {
+    torch.cat,
+    torch.concat,
+    torch.relu,
+    torch.relu_,
+    F.relu,
+    F.leaky_relu,
+    F.pad,
+    F.avg_pool1d,
+    F.avg_pool2d,
+    F.avg_pool3d,
+    F.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d,
+    F.adaptive_avg_pool3d,
+    F.max_pool1d,
+    F.max_pool2d,
+    F.max_pool3d,
+    torch.max_pool2d,
+    Tensor.mean,
+    torch.mean,
+}
+_ATTENTION_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The sites that a tensor comes from, and whether it is one's output up to its shape."""
+
+    sites: frozenset[str]
+    untouched: bool
+
+
+class _Recorder(TorchFunctionMode):
+    """Watches one forward pass and remembers which site each tensor comes from."""
+
+    def __init__(self, names: Mapping[int, str], norm_of: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names, self.norm_of = names, norm_of
+        self.used: dict[str, str | None] = {}  # parameter name -> kind of linear map, if it is one
+        self.followed_by: dict[str, str] = {}
+        self.origins: dict[int, _Origin] = {}
+        self.alive: list[Tensor] = []  # an id says nothing once its tensor is gone
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = _tensors_in((*args, *kwargs.values()))
+        incoming = [self.origins[id(t)] for t in tensors if id(t) in self.origins]
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor):
+            self._note_uses(tensors, None)
+            return result
+        self.alive.append(result)
+        self.origins.pop(id(result), None)
+
+        kind = _LINEAR_MAPS.get(func)
+        norm = next((self.norm_of[id(t)] for t in tensors if id(t) in self.norm_of), None)
+        weight = self._note_uses(tensors, kind)
+        if weight is not None:
+            self.origins[id(result)] = _Origin(frozenset([weight]), untouched=True)
+        elif norm is not None:
+            for origin in incoming:
+                for site in origin.sites:
+                    self.followed_by.setdefault(site, norm)
+        elif incoming and (func in _RESHAPES or func in _SCALE_KEEPING):
+            untouched = func in _RESHAPES and all(o.untouched for o in incoming)
+            sites = frozenset[str]().union(*(o.sites for o in incoming))
+            self.origins[id(result)] = _Origin(sites, untouched)
+        return result
+
+    def _note_uses(self, tensors: list[Tensor], kind: str | None) -> str | None:
+        """Remember the parameters among `tensors`; name the weight if this is a linear map."""
+        names = [self.names[id(t)] for t in tensors if id(t) in self.names]
+        for name in names:
+            self.used.setdefault(name, None)
+        if kind is None or len(tensors) < 2 or id(tensors[1]) not in self.names:
+            return None
+        weight = self.names[id(tensors[1])]
+        self.used[weight] = kind
+        return weight
+
+
+def survey(net: nn.Module, blank: Tensor) -> Survey:
+    """Run `net` once on `blank`, a batch of one, and say what it is made of."""
+    parameters = {id(p): name for name, p in net.named_parameters()}
+    norms = {}
+    for name, module in net.named_modules():
+        if "/" in name:
+            raise BaseError(f"the module {name!r} has a slash in its name; rename it")
+        norm = _norm(name, module) if name else None
+        if norm is not None:
+            norms[name] = norm
+    norm_of = {
+        id(tensor): name for name in norms for _, tensor in named_tensors(net.get_submodule(name))
+    }
+    recorder = _Recorder(parameters, norm_of)
+    with torch.no_grad(), recorder:
+        try:
+            output = features_of(net(blank))
+        except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+            raise BaseError(
+                f"the network does not run on an input of shape {tuple(blank.shape[1:])}: {error}; "
+                "pass load_base(..., input=InputSpec(shape=(channels, height, width), ...))"
+            ) from error
+
+    sites = {}
+    for name in recorder.used:
+        site = _site(net, name, recorder, norms)
+        if site is not None:
+            sites[name] = site
+    shape = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
+    return Survey(sites, norms, _classifier(net, recorder, output), shape)
+
+
+def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(_tensors_in(value))
+    return found
+
+
+def _norm(name: str, module: nn.Module) -> Norm | None:
+    affine = tuple(n for n, p in module._parameters.items() if p is not None)
+    looks_like_norm = isinstance(module, _NormBase) or (
+        "norm" in type(module).__name__.lower()
+        and not module._modules
+        and all(p.ndim <= 1 for p in module.parameters(recurse=False))
+        and bool(affine)
+    )
+    if not looks_like_norm:
+        return None
+    statistics = tuple(n for n, b in module._buffers.items() if b is not None)
+    return Norm(name, affine, statistics) if affine or statistics else None
+
+
+def _site(net: nn.Module, name: str, recorder: _Recorder, norms: Mapping[str, Norm]) -> Site | None:
+    path, _, leaf = name.rpartition(".")
+    module = net.get_submodule(path)
+    weight = getattr(module, leaf)
+    groups, bias = 1, f"{path}.bias".lstrip(".")
+    if isinstance(module, nn.MultiheadAttention) and leaf in _ATTENTION_PROJECTIONS:
+        kind, bias = "in_projection", f"{path}.in_proj_bias".lstrip(".")
+    elif isinstance(module, _ConvNd) and leaf == "weight":
+        transposed = "_transpose" if isinstance(module, _ConvTransposeNd) else ""
+        kind, groups = f"conv{transposed}{weight.ndim - 2}d", module.groups
+    elif isinstance(module, nn.Linear) and leaf == "weight":
+        kind = "linear"
+    elif recorder.used[name] is not None and weight.ndim >= 2:
+        kind = str(recorder.used[name])  # a raw parameter, used by a functional call
+    else:
+        return None
+    norm = recorder.followed_by.get(name)
+    batch_norm = norm is not None and isinstance(
+        net.get_submodule(norm), nn.modules.batchnorm._BatchNorm
+    )
+    shape = tuple(weight.shape)
+    # Three separate attention projections share one bias, which then is nobody's own.
+    tensor = dict(net.named_parameters()).get(bias)
+    has_bias = tensor is not None and not leaf.startswith(("q_", "k_", "v_"))
+    return Site(name, shape, kind, groups, bias, has_bias, norm, batch_norm, weight.dtype)
+
+
+def _classifier(net: nn.Module, recorder: _Recorder, output: Any) -> str | None:
+    origin = recorder.origins.get(id(output))
+    if origin is None or not origin.untouched or len(origin.sites) != 1:
+        return None
+    module = next(iter(origin.sites)).removesuffix(".weight")
+    is_linear = isinstance(dict(net.named_modules()).get(module), nn.Linear)
+    return module if is_linear and output.ndim == 2 else None

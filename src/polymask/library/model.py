@@ -1,0 +1,259 @@
+"""Models: one domain in a training loop of one's own, or many at inference."""
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymask.core.base import Base
+from polymask.core.bits import Bits
+from polymask.core.domain import Domain
+from polymask.core.merge import WorkingNetwork
+from polymask.core.network import tensor_bytes
+from polymask.errors import DomainError, InputError, near_matches
+from polymask.library.cache import CacheStats, MergedCache
+from polymask.pack.format import SUFFIX, packs_in
+from polymask.pack.loading import load_domain
+
+CACHE_BYTES = 1 << 29  # five networks of ResNet-50's size
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class DomainModel(nn.Module):
+    """A base and one domain as one module, for a training loop of one's own.
+
+    Its parameters and its state dict are exactly the domain's; the base goes along with `.to`. It
+    can stand in another network too: with a base that gives feature maps, as a detector's backbone.
+
+        >>> import torch, polymask as pm
+        >>> base = pm.load_base(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)),
+        ...                     input=pm.InputSpec(shape=(3, 2, 2)), classifier=None)
+        >>> model = pm.DomainModel(base, pm.new_domain(base, "affine-full", ["cat", "dog"]))
+        >>> model(torch.zeros(5, 3, 2, 2)).shape
+        torch.Size([5, 2])
+        >>> [name.rpartition(".")[2] for name, _ in model.named_parameters()]
+        ['k0', 'k1', 'k2', 'k3', 'scores', 'weight', 'bias']
+    """
+
+    def __init__(self, base: Base, domain: Domain) -> None:
+        super().__init__()
+        self.base, self.domain = base, domain
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+        """Logits (N, classes) of images (N, C, H, W); features where the domain has no head.
+
+        With labels (N,) it is a dict of "loss", the cross-entropy, and "logits": what the Trainer
+        of transformers asks of a model.
+        """
+        logits = cast(Tensor, self.domain(self.base, images))
+        if labels is None:
+            return logits
+        if self.domain.head is None:
+            raise DomainError(
+                "a domain without classes has no logits to compare with labels; make it with "
+                "classes=[…], or compute a loss of its features"
+            )
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.base.apply(fn)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class MultiDomainModel:
+    """One base and any number of domains, for inference.
+
+    A domain runs as a merged network. Those used last are kept, up to `cache_bytes` of memory
+    beyond the base's and the domains' own; calls from several threads run side by side. Where
+    not even one network fits, there is one whose weights are written anew when the domain
+    changes, and calls wait for each other, as they do for methods that cannot be merged.
+
+        >>> import torch, polymask as pm
+        >>> base = pm.load_base(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)),
+        ...                     input=pm.InputSpec(shape=(3, 2, 2)), classifier=None)
+        >>> model = pm.MultiDomainModel(base)
+        >>> model.add("pets", pm.new_domain(base, "affine-full", ["cat", "dog"]))
+        >>> model.add("time", pm.new_domain(base, "piggyback", ["day", "dusk", "night"]))
+        >>> images = torch.zeros(2, 3, 2, 2)
+        >>> model(images, domain="pets").shape
+        torch.Size([2, 2])
+        >>> [len(logits) for logits in model(images, domain=["time", "pets"])]
+        [3, 2]
+    """
+
+    _working: WorkingNetwork | None
+    _current: Domain | None  # what the working network is now
+    _network: nn.Module | None
+
+    def __init__(
+        self, base: Base, library: str | Path | None = None, *, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.base, self.cache_bytes = base, cache_bytes
+        self._domains: dict[str, Domain] = {}
+        self._digests: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._forget_networks()
+        if library is not None:
+            self.load_library(library)
+
+    @property
+    def domains(self) -> list[str]:
+        """Names of the domains, in the order they were added."""
+        return list(self._domains)
+
+    def add(self, name: str, domain: Domain) -> None:
+        """Add a domain in its stored form; training the given one on does not change it."""
+        self._check_new(name)
+        domain.check_base(self.base)
+        self._put(name, domain.frozen())
+
+    def load(self, path: str | Path, name: str | None = None) -> str:
+        """Load a pack; its name is the file's unless another is given."""
+        path = Path(path)
+        name = path.name.removesuffix(SUFFIX) if name is None else name
+        self._check_new(name)
+        self._put(name, load_domain(path, self.base))
+        return name
+
+    def load_library(self, folder: str | Path) -> None:
+        """Load every pack of a folder, or none if one of them cannot be loaded."""
+        loaded = {}
+        for path in packs_in(folder):
+            name = path.name.removesuffix(SUFFIX)
+            self._check_new(name)
+            loaded[name] = load_domain(path, self.base)
+        for name, domain in loaded.items():
+            self._put(name, domain)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a domain another name."""
+        self.domain(old)
+        self._check_new(new)
+        self._domains[new] = self._domains.pop(old)
+        self._digests[new] = self._digests.pop(old)
+        self._cache.drop(old)
+
+    def remove(self, name: str) -> None:
+        """Drop a domain; its pack, if it has one, stays where it is."""
+        self.domain(name)
+        del self._domains[name], self._digests[name]
+        self._cache.drop(name)
+
+    def domain(self, name: str) -> Domain:
+        """The domain of this name."""
+        if name not in self._domains:
+            raise DomainError(f"no domain is named {name!r}; {near_matches(name, self._domains)}")
+        return self._domains[name]
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, *, domain: str | Sequence[str]) -> Tensor | list[Tensor]:
+        """Logits of a batch.
+
+        With one domain's name: (N, classes). With one name per image: a list of N vectors in
+        the images' order, each as long as its domain has classes.
+        """
+        if isinstance(domain, str):
+            return self._logits(domain, images)
+        if len(domain) != len(images):
+            raise InputError(
+                f"{len(domain)} domain names for {len(images)} images; give one per image, or one"
+            )
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(domain):
+            self.domain(name)
+            rows.setdefault(name, []).append(row)
+        logits: list[Tensor] = [images] * len(domain)
+        for name, where in rows.items():
+            found = self._logits(name, images[where])
+            if not isinstance(found, Tensor):
+                raise DomainError(
+                    f"domain {name} gives feature maps, not one vector an image; ask for one "
+                    "domain at a time"
+                )
+            for row, vector in zip(where, found, strict=True):
+                logits[row] = vector
+        return logits
+
+    def merge(self, name: str) -> nn.Module:
+        """An ordinary network that gives one domain's logits, at the base's own cost."""
+        with self._lock:
+            return self.domain(name).merged(self.base)
+
+    def verify(self) -> None:
+        """Raise unless the base and every domain are byte for byte what they were when added."""
+        with self._lock:
+            self.base.verify()
+            for name, domain in self._domains.items():
+                if _digest(domain) != self._digests[name]:
+                    raise DomainError(
+                        f"domain {name} has changed since it was added; load its pack again"
+                    )
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the base and all domains."""
+        with self._lock:
+            self.base.to(device)
+            for domain in self._domains.values():
+                domain.to(device)
+            self._forget_networks()
+        return self
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """What the cache of merged networks has done since the domains were last moved."""
+        return self._cache.stats
+
+    def _logits(self, name: str, images: Tensor) -> Tensor:
+        domain = self.domain(name)
+        if self._working is None:
+            with self._cache.use(name, domain) as net:
+                return self.base.feed(net, images)
+        with self._lock:
+            if not domain.method.mergeable:
+                return cast(Tensor, domain(self.base, images))
+            if self._current is not domain:
+                self._current = None  # while it is written, it is nobody's
+                self._network, self._current = self._working.switch(domain), domain
+            assert self._network is not None
+            return self.base.feed(self._network, images)
+
+    def _forget_networks(self) -> None:
+        """Begin with no merged network."""
+        self._cache = MergedCache(self.base, self.cache_bytes, lock=self._lock)
+        one = sum(site.numel * site.dtype.itemsize for site in self.base.sites.values())
+        self._working = WorkingNetwork(self.base) if self.cache_bytes < one else None
+        self._current = self._network = None
+
+    def _check_new(self, name: str) -> None:
+        check_name(name)
+        if name in self._domains:
+            raise DomainError(
+                f"a domain is named {name!r} already; remove it, or take another name"
+            )
+
+    def _put(self, name: str, domain: Domain) -> None:
+        self._domains[name], self._digests[name] = domain, _digest(domain)
+
+
+def check_name(name: str) -> None:
+    """Raise unless `name` can be a domain's: it becomes a file's name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DomainError(
+            f"{name!r} cannot name a domain; use up to 100 letters, digits, '.', '_' and '-', "
+            "beginning with a letter or a digit"
+        )
+
+
+def _digest(domain: Domain) -> str:
+    digest = hashlib.sha256()
+    for name, stored in domain.stored().items():
+        tensor = stored.words if isinstance(stored, Bits) else stored
+        digest.update(name.encode())
+        digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()

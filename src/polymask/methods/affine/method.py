@@ -1,0 +1,287 @@
+"""Affine masks, and Piggyback as a special case of them.
+
+    W~ = k0 W + k1 1 + k2 M + k3 W∘M,        M = 1[R >= t]
+
+W is the base's weight, M the mask, R the scores, k0…k3 scalars of a layer or of an output channel.
+For one weight w it is a choice between two affine maps of it, k0 w + k1 and
+(k0 + k3) w + (k1 + k2). With G = dE/dW~ the gradients are
+
+    dk0 = <G, W>   dk1 = <G, 1>   dk2 = <G, M>   dk3 = <G, W∘M>
+    dR = h~'(R) (k2 + k3 W) G
+
+Facts that decide the presets: the paper draws R from U(1e-4, 2e-4) and thresholds at 0; k1, k2, k3
+start at 0 and k0 at 1, so a fresh domain is the base. Piggyback starts at 1e-2 and thresholds at
+5e-3. The paper's Piggyback* rows ("as a special case") come from code that starts at 1e-2 and
+thresholds at 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from polymask.core.binarize import SURROGATES, Surrogate, threshold
+from polymask.core.bits import Bits
+from polymask.core.kept import release_memory
+from polymask.core.method import Method, NormPolicy, Stored, Transform
+from polymask.core.survey import Site
+from polymask.errors import MethodError
+from polymask.methods.affine import eager
+from polymask.methods.affine.formula import AffineMask, affine
+from polymask.methods.affine.kernels import compiled_kernels
+from polymask.methods.affine.matrices import Matrices
+
+if TYPE_CHECKING:
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
+
+Coefficient = float | Literal["learned"]
+NAMES = ("k0", "k1", "k2", "k3")
+START = {"k0": 1.0, "k1": 0.0, "k2": 0.0, "k3": 0.0}  # of learned ones: W~ = W
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affine(Method):
+    """W~ = k0 W + k1 1 + k2 M + k3 W∘M, each k a fixed number or learned.
+
+    `k0="auto"` is 1 where a batch norm follows, which undoes any scale, and learned elsewhere. It
+    goes by the network alone: a norm whose statistics are frozen (`norms` "shared" or "affine")
+    undoes no scale, and k0 stays 1 all the same; `k0="learned"` learns it there.
+    `scores` is the range that the scores are drawn from, `per` what shares one set of scalars.
+    A step of Adam moves a score by about its rate, so how far the scores start from the threshold
+    decides when bits can flip: `distance` counts it in steps of the recipe's rate, for the nearest
+    score, and `scores` are scaled to it. None takes `scores` as they are, whatever the rate.
+    """
+
+    k0: Coefficient | Literal["auto"] = "auto"
+    k1: Coefficient = "learned"
+    k2: Coefficient = "learned"
+    k3: Coefficient = "learned"
+    per: Literal["layer", "channel"] = "layer"
+    scores: tuple[float, float] = (1e-4, 2e-4)
+    threshold: float = 0.0
+    surrogate: Surrogate = "identity"
+    distance: float | None = None
+
+    title: ClassVar[str] = "affine masks, and Piggyback"
+    reference: ClassVar[str] = "arXiv 2103.13894, 1801.06519"
+    differences: ClassVar[str] = (
+        "The authors' code fixes k0 = 1, draws scores from U(1e-5, 2e-5) and thresholds with >; "
+        "here, as in the paper, U(1e-4, 2e-4) and >=, and k0 is learned where no batch norm "
+        "follows. Under norms with the base's statistics (`shared`, `affine`) nothing undoes a "
+        "scale, and k0 of a layer before a batch norm is 1 nevertheless, unless `k0='learned'` is "
+        "asked for: packs of such domains keep no k0. Piggyback's code thresholds with > and "
+        "trains its head by Adam; it stores a byte a weight. The rows marked with a star follow "
+        "the authors' reimplementation: scores at 1e-2, threshold 0."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_choice("per", ("layer", "channel"))
+        self.check_choice("surrogate", SURROGATES)
+        self.check_interval("scores")
+        if not isinstance(self.threshold, int | float):
+            raise MethodError(f"threshold={self.threshold!r} must be a number")
+        if self.distance is not None:
+            self.check_range("distance", 0.0, 1e6)
+            if not self.scores[0] > self.threshold:
+                raise MethodError(
+                    f"distance={self.distance:g} needs scores above the threshold "
+                    f"({self.threshold:g}); they are drawn from {self.scores}"
+                )
+        for name in NAMES:
+            words = ("learned", "auto") if name == "k0" else ("learned",)
+            value = getattr(self, name)
+            if value not in words and not isinstance(value, int | float):
+                raise MethodError(f"{name}={value!r} must be a number or {' or '.join(words)}")
+
+    def transform(self, site: Site) -> "AffineTransform":
+        """Scores for every weight of the site, and the scalars that are learned."""
+        return AffineTransform(self, site)
+
+    def at_rate(self, rate: float) -> "Affine":
+        """Scores at the distance from the threshold, in steps of this size."""
+        if self.distance is None:
+            return self
+        low, high = (end - self.threshold for end in self.scores)
+        factor = self.distance * rate / low
+        scaled = (self.threshold + factor * low, self.threshold + factor * high)
+        return replace(self, scores=scaled)
+
+    def together(
+        self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        """All sites in one operation, where compiled kernels are in use."""
+        if not compiled_kernels():
+            return {}
+        from polymask.methods.affine.fused import fused_weights
+
+        transforms = {n: cast(AffineTransform, t) for n, t in domain.named_transforms()}
+        return fused_weights(base, transforms, out)
+
+    def coefficients(self, site: Site) -> dict[str, Coefficient]:
+        """The four scalars of a site, with "auto" decided."""
+        chosen = {name: getattr(self, name) for name in NAMES}
+        if chosen["k0"] == "auto":
+            chosen["k0"] = 1.0 if site.batch_norm else "learned"
+        return chosen
+
+
+class AffineTransform(Transform):
+    """One site's scores (or, stored, its packed mask) and scalars."""
+
+    components: ClassVar[Mapping[str, str]] = {"mask": "mask"} | dict.fromkeys(NAMES, "scalars")
+
+    scores: nn.Parameter | None
+    words: Tensor | None
+
+    def __init__(self, method: Affine, site: Site) -> None:
+        super().__init__()
+        self.at, self.surrogate = method.threshold, method.surrogate
+        self.starts_on = method.scores[0] >= method.threshold
+        self.shape, self.view_shape = site.shape, site.channel_view
+        self.scalar_shape = (
+            site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
+        )
+        # Half-precision weights are learned on in single precision.
+        dtype = self.dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        self.scalar_count = torch.Size(self.scalar_shape).numel()
+        self.fixed: dict[str, float] = {}
+        for name, value in method.coefficients(site).items():
+            if value == "learned":
+                start = torch.full(self.scalar_shape, START[name], dtype=dtype)
+                self.register_parameter(name, nn.Parameter(start))
+            else:
+                self.fixed[name] = float(value)
+        scores = torch.empty(self.shape, dtype=dtype)
+        if not scores.is_meta:  # there torch is slow to draw nothing
+            scores.uniform_(*method.scores)
+        self.scores = nn.Parameter(scores)
+        self.register_buffer("words", None)
+
+    def weight(self, base_weight: Tensor) -> Tensor:
+        """W~ by the fused operation; from bits where there are no scores any more."""
+        W, ks = base_weight.view(self.view_shape), self.coefficients()
+        if self.scores is not None:
+            scores = self.scores.view(self.view_shape)
+            out = AffineMask.apply(W, scores, *ks, self.at, self.surrogate)  # type: ignore[no-untyped-call]
+            return cast(Tensor, out.reshape(self.shape))
+        if not self._reads_words():
+            return affine(W, self.mask().view(self.view_shape), *ks).view(self.shape)
+        return self.write(base_weight, torch.empty(self.shape, dtype=W.dtype, device=W.device))
+
+    def write(self, base_weight: Tensor, out: Tensor) -> Tensor:
+        """W~ in memory that is there already; straight from bits where that is possible."""
+        words = self.words
+        if words is None or not self._reads_words() or not out.is_contiguous():
+            return super().write(base_weight, out)
+        shape = Matrices(out, self.scalar_shape)
+        W = shape.matrix(base_weight.detach().contiguous())
+        ks = [shape.column(k, self.dtype, out.device) for k in self.coefficients()]
+        eager.from_words(W, words, ks, shape.matrix(out))
+        return out
+
+    def mask(self) -> Tensor:
+        """M as a boolean tensor."""
+        if self.scores is not None:
+            if self.scores.is_meta:  # only its shape is wanted; torch is slow to say so
+                return torch.empty(self.shape, dtype=torch.bool, device="meta")
+            return threshold(self.scores.detach(), self.at)
+        assert self.words is not None
+        return Bits(self.words, self.shape).unpack()
+
+    def flipped(self) -> int | None:
+        """The zeros, where all scores started at the threshold or above."""
+        mask = self.mask()
+        return int(mask.numel() - mask.sum()) if self.starts_on else None
+
+    def score_parameters(self) -> list[nn.Parameter]:
+        """R, while there is one."""
+        return [] if self.scores is None else [self.scores]
+
+    def scalar_parameters(self) -> list[nn.Parameter]:
+        """Those of k0…k3 that are learned."""
+        return [k for k in self.coefficients() if isinstance(k, nn.Parameter)]
+
+    def scalars(self) -> dict[str, Tensor]:
+        """k0…k3, fixed or learned, each of one number or one per output channel."""
+        return {
+            name: torch.as_tensor(k).detach().reshape(-1)
+            for name, k in zip(NAMES, self.coefficients(), strict=True)
+        }
+
+    def stored(self) -> dict[str, Stored]:
+        """The mask's bits and the learned scalars."""
+        bits = Bits.of(self.mask()) if self.words is None else Bits(self.words, self.shape)
+        learned = {
+            name: k.detach().reshape(-1)
+            for name, k in zip(NAMES, self.coefficients(), strict=True)
+            if isinstance(k, Tensor)
+        }
+        return {"mask": bits, **learned}
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        """Drop the scores and keep the bits."""
+        for name, value in stored.items():
+            if isinstance(value, Bits):
+                self.words = value.words
+            else:
+                scalar = nn.Parameter(value.reshape(self.scalar_shape), requires_grad=False)
+                self.register_parameter(name, scalar)
+        self.scores = None
+        release_memory(self)
+
+    def coefficients(self) -> list[Tensor | float]:
+        """k0…k3 as they are: fixed numbers, or tensors that are learned."""
+        learned = self._parameters
+        return [self.fixed[n] if n in self.fixed else cast(Tensor, learned[n]) for n in NAMES]
+
+    def _reads_words(self) -> bool:
+        """Whether kernels can take the packed mask: bits lie row after row, and nothing learns."""
+        by_rows = all(size == 1 for size in self.scalar_shape[1:])
+        learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        return by_rows and not learns and not is_compiling()
+
+
+def _piggyback(*, norms: NormPolicy, k1: Coefficient = 0.0, threshold: float = 0.0) -> Affine:
+    """W~ = W∘M, and k1 where it is learned."""
+    return Affine(
+        k0=0.0, k1=k1, k2=0.0, k3=1.0, norms=norms, scores=(1e-2, 1e-2), threshold=threshold
+    )
+
+
+PRESETS: dict[str, Affine] = {
+    "affine-full": Affine(),
+    "affine-simple": Affine(k3=0.0),
+    "piggyback": _piggyback(norms="shared", threshold=5e-3),
+    "piggyback-bn": _piggyback(norms="own", threshold=5e-3),
+    # The other rows of the paper's ablations (Tables 5 and 6), in their order.
+    "piggyback-star": _piggyback(norms="shared"),
+    "piggyback-star-bn": _piggyback(norms="own"),
+    "piggyback-star-bn-k1": _piggyback(norms="own", k1="learned"),
+    "affine-simple-no-k1": Affine(k1=0.0, k3=0.0),
+    "affine-simple-sigmoid": Affine(k3=0.0, surrogate="sigmoid"),
+    "affine-full-no-k1": Affine(k1=0.0),
+    "affine-full-no-k2": Affine(k2=0.0),
+    "affine-full-sigmoid": Affine(surrogate="sigmoid"),
+    "affine-full-channel": Affine(per="channel"),
+}
+
+ABLATION: tuple[str, ...] = (
+    "piggyback",
+    "piggyback-star",
+    "piggyback-star-bn",
+    "piggyback-star-bn-k1",
+    "affine-simple-no-k1",
+    "affine-simple",
+    "affine-simple-sigmoid",
+    "affine-full-no-k1",
+    "affine-full-no-k2",
+    "affine-full",
+    "affine-full-sigmoid",
+    "affine-full-channel",
+)
+"""The method of each row of the paper's ablation tables, in their order."""

@@ -1,0 +1,1 @@
+"""Where bases come from: networks with names, files, modules."""

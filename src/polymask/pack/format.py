@@ -1,0 +1,280 @@
+"""The pack: a domain's file, safetensors with a JSON manifest. See docs/pack-format.md.
+
+This module knows the file and nothing of domains or methods. Reading a manifest needs neither
+torch nor numpy. Every tensor and the manifest are covered by one sha256, so a damaged pack is
+found before any of it is used.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from polymask._version import __version__
+from polymask.errors import PackError
+from polymask.pack import codec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = 1
+SUFFIX = ".safetensors"
+KEY = "polymask"  # of the manifest in the safetensors metadata
+_HEADER_LIMIT = 100 << 20
+_TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "U8": "u1", "I64": "<i8"}
+
+
+@dataclass(frozen=True)
+class BitArray:
+    """Bits of some shape, as they stand in a pack: encoded."""
+
+    shape: tuple[int, ...]
+    codec: str
+    data: bytes
+
+    def decoded(self) -> bytes:
+        """ceil(elements / 8) bytes. Check the shape first: this allocates what it asks for."""
+        return codec.decode(self.codec, self.data, -(-math.prod(self.shape) // 8))
+
+    @classmethod
+    def encoded(cls, data: bytes, shape: tuple[int, ...]) -> "BitArray":
+        """From plain bytes, by the codec that makes them shortest."""
+        return cls(shape, *codec.encode(data))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a pack says about its domain."""
+
+    method: str
+    options: dict[str, Any]
+    base: str
+    fingerprint: str
+    input: dict[str, Any]
+    classes: list[str] | None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    bits: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> shape, codec
+    library: str = __version__
+    format: int = FORMAT
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class PackInfo:
+    """A pack at a glance: its manifest and the bytes of each part."""
+
+    path: str
+    bytes: int
+    manifest: Manifest
+    tensors: dict[str, int]  # name -> bytes in the file
+
+
+def write_pack(
+    path: str | Path, manifest: Manifest, tensors: "Mapping[str, np.ndarray[Any, Any] | BitArray]"
+) -> None:
+    """Write a pack to a temporary file beside `path`, then rename it."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    arrays = {
+        name: np.frombuffer(t.data, np.uint8)
+        if isinstance(t, BitArray)
+        else np.asarray(t, order="C")
+        for name, t in tensors.items()
+    }
+    bits = {
+        name: {"shape": list(t.shape), "codec": t.codec}
+        for name, t in tensors.items()
+        if isinstance(t, BitArray)
+    }
+    try:
+        # As a reader will see it: notes may hold keys that are no strings yet.
+        content = json.loads(_canonical(asdict(manifest) | {"bits": bits}))
+    except (TypeError, ValueError) as error:
+        raise PackError(f"{path} cannot be written: a note in its manifest: {error}") from error
+    codes = {np.dtype(t): code for code, t in _TYPES.items()}
+    content["sha256"] = _digest(
+        content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()}
+    )
+    write_atomically(Path(path), save(arrays, {KEY: _canonical(content)}))
+
+
+def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, Any] | BitArray]]":
+    """The manifest and the tensors of an intact pack; bits are left encoded."""
+    import numpy as np
+    from safetensors import SafetensorError, deserialize
+
+    data = _read(Path(path))
+    manifest, content, _ = _parse(path, data, len(data))
+    try:
+        entries = dict(deserialize(data))  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise PackError(f"{path} is damaged: {error}; copy it anew") from error
+    digest = _digest(content, {n: (e["dtype"], e["shape"], e["data"]) for n, e in entries.items()})
+    if digest != manifest.sha256:
+        raise PackError(
+            f"{path} is damaged: its sha256 is not the one it was saved with; copy it anew"
+        )
+    arrays: dict[str, np.ndarray[Any, Any] | BitArray] = {}
+    for name, entry in entries.items():
+        if entry["dtype"] not in _TYPES:
+            raise PackError(f"{path}: {name} has type {entry['dtype']}, which packs do not use")
+        dtype = np.dtype(_TYPES[entry["dtype"]])
+        arrays[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+    for name, how in manifest.bits.items():
+        if name not in arrays:
+            raise PackError(f"{path}: the manifest names bits {name!r} that the file lacks")
+        encoded = arrays[name]
+        assert isinstance(encoded, np.ndarray)
+        if encoded.dtype != np.uint8 or encoded.ndim != 1:
+            raise PackError(f"{path}: the bits of {name!r} must be a row of bytes")
+        arrays[name] = BitArray(tuple(how["shape"]), how["codec"], encoded.tobytes())
+    return manifest, arrays
+
+
+def inspect(path: str | Path) -> PackInfo:
+    """The manifest and sizes, read from the head of the file alone (tensors are not checked)."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            head += file.read(min(length, size, _HEADER_LIMIT))
+    except OSError as error:
+        raise PackError(f"{path} cannot be read: {error.strerror}") from error
+    manifest, _, header = _parse(path, head, size)
+    sizes = {}
+    for name, entry in header.items():
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not (
+            isinstance(offsets, list) and len(offsets) == 2 and all(type(o) is int for o in offsets)
+        ):
+            raise PackError(f"{path} is damaged: {name!r} has no place in the file")
+        sizes[name] = offsets[1] - offsets[0]
+    return PackInfo(str(path), size, manifest, sizes)
+
+
+def packs_in(folder: str | Path) -> list[Path]:
+    """The packs of a library, by name; hidden files are no packs."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise PackError(f"there is no library at {folder}; give a folder of packs")
+    found = (path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+    return sorted(found)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write the whole file or nothing: beside it first, then renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise PackError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what a writer of `path` left beside it when it was killed."""
+    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PackError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parse(
+    path: str | Path, data: bytes, size: int
+) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
+    """The manifest (checked, and as plain JSON) and the tensor entries of a file's header."""
+    if len(data) < 8:
+        raise PackError(f"{path} is too short to be a pack")
+    (length,) = struct.unpack_from("<Q", data)
+    if length > min(_HEADER_LIMIT, size - 8):
+        raise PackError(f"{path} is not a pack: its header would be {length} bytes long")
+    header = _json(path, data[8 : 8 + length])
+    metadata = header.pop("__metadata__", None)
+    text = metadata.get(KEY) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise PackError(f"{path} is a safetensors file but no polymask pack: it has no manifest")
+    content = _json(path, text)
+    if content.get("format") != FORMAT:
+        raise PackError(
+            f"{path} has pack format {content.get('format')!r}, polymask {__version__} reads "
+            f"format {FORMAT}; use the version that wrote it ({content.get('library')!r})"
+        )
+    return _manifest(path, content), content, header
+
+
+def _json(path: str | Path, text: str | bytes) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise PackError(f"{path} is damaged: its header is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise PackError(f"{path} is damaged: its header is no JSON object")
+    return value
+
+
+def _manifest(path: str | Path, content: dict[str, Any]) -> Manifest:
+    expected = {f.name for f in fields(Manifest)}
+    if content.keys() != expected:
+        odd = sorted(content.keys() ^ expected)
+        raise PackError(f"{path}: the manifest lacks or does not know {', '.join(map(repr, odd))}")
+    for name in ("method", "base", "fingerprint", "library", "sha256"):
+        _expect(path, name, isinstance(content[name], str), "a string")
+    for name in ("options", "input", "recipe", "metrics", "bits"):
+        _expect(path, name, isinstance(content[name], dict), "an object")
+    classes = content["classes"]
+    is_names = isinstance(classes, list) and all(isinstance(c, str) for c in classes)
+    _expect(path, "classes", classes is None or is_names, "a list of names, or null")
+    for name, how in content["bits"].items():
+        good = isinstance(how, dict) and how.keys() == {"shape", "codec"}
+        good = good and how["codec"] in codec.CODECS and isinstance(how["shape"], list)
+        good = good and all(type(n) is int and 0 <= n < 1 << 40 for n in how["shape"])
+        _expect(path, f"bits of {name}", good, "a shape and a codec")
+    return Manifest(**content)
+
+
+def _expect(path: str | Path, name: str, good: bool, what: str) -> None:
+    if not good:
+        raise PackError(f"{path}: {name} in the manifest must be {what}")
+
+
+def _canonical(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(
+    content: Mapping[str, Any], tensors: Mapping[str, tuple[str, list[int], bytes | memoryview]]
+) -> str:
+    """sha256 of the manifest without its own, then of each tensor in order of names.
+
+    Each is preceded by a line that says what it is, so no two packs share a stream of bytes.
+    """
+    digest = hashlib.sha256()
+    text = _canonical({k: v for k, v in content.items() if k != "sha256"}).encode()
+    digest.update(b"manifest %d\n" % len(text) + text)
+    for name, (dtype, shape, data) in sorted(tensors.items()):
+        digest.update(b"tensor %s\n" % json.dumps([name, dtype, shape]).encode())
+        digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,138 @@
+"""The model card of a pack: README.md of its repository, with the metadata that the Hub reads."""
+
+import html
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from polymask.core.accounting import component_bits
+from polymask.core.domain import Domain
+from polymask.nets.zoo import BUILT_IN
+from polymask.pack.format import PackInfo
+
+MARK = "<!-- polymask wrote this card for {pack}; delete this line to keep your own edits -->"
+CLASSIFY = "image-classification"  # a task of the Hub's
+_LIBRARY = "polymask ([the paper](https://arxiv.org/abs/2103.13894))"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card is made of."""
+
+    title: str
+    name: str  # how the pack is loaded: hf:USER/REPO…
+    pack: str  # the file in the repository
+    info: PackInfo
+    domain: Domain
+    figure: str | None  # a file in the repository
+    license: str | None = None
+
+    def text(self) -> str:
+        """The whole README.md."""
+        parts = [
+            f"---\n{self.metadata()}\n---",
+            MARK.format(pack=self.pack),
+            f"# {_plain(self.title)}",
+            self._introduction(),
+            _table(self._facts()),
+            self._use(),
+        ]
+        if self.figure:
+            parts.append(
+                "## Masks\n\nThe share of ones in the mask of each layer, from input to output.\n\n"
+                f"![Ones in the masks by layer]({self.figure})"
+            )
+        if self.domain.classes:
+            names = ", ".join(map(_plain, self.domain.classes))
+            parts.append(f"## Classes\n\n{names}")
+        if self.domain.recipe:
+            recipe = json.dumps(self.domain.recipe, indent=1)
+            parts.append(f"## Training\n\n```json\n{recipe}\n```")
+        return "\n\n".join(parts) + "\n"
+
+    def metadata(self) -> str:
+        """What the Hub reads: YAML."""
+        from huggingface_hub import EvalResult, ModelCardData
+
+        base = self.info.manifest.base.removeprefix("timm:")
+        on_hub = base != self.info.manifest.base and "." in base  # a name with its weights' tag
+        results = []
+        for key, value in self.domain.metrics.items():
+            if key.endswith("_accuracy") and isinstance(value, int | float):
+                results.append(
+                    EvalResult(
+                        task_type=CLASSIFY,
+                        dataset_type="images",
+                        dataset_name=str(self.domain.recipe.get("data", "images")),
+                        dataset_split=key.removesuffix("_accuracy"),
+                        metric_type="accuracy",
+                        metric_name=f"{key.replace('_', ' ')}, %",
+                        metric_value=value,
+                    )
+                )
+        data = ModelCardData(
+            library_name="polymask",
+            license=self.license,
+            base_model=f"timm/{base}" if on_hub else None,
+            pipeline_tag=CLASSIFY if self.domain.classes else "image-feature-extraction",
+            tags=["polymask", "multi-domain-learning", self.info.manifest.method],
+            model_name=self.title,
+            eval_results=results or None,
+        )
+        return str(data.to_yaml())
+
+    def _introduction(self) -> str:
+        return (
+            f"A visual domain for the frozen network `{_code(self.info.manifest.base)}`, learned "
+            f"by the method `{_code(self.info.manifest.method)}` with {_LIBRARY}. The pack "
+            f"`{_code(self.pack)}` holds what the domain adds to the network, not the network."
+        )
+
+    def _facts(self) -> dict[str, str]:
+        manifest, domain = self.info.manifest, self.domain
+        bits = component_bits(domain)
+        facts = {
+            "base": f"`{_code(manifest.base)}`, fingerprint `{manifest.fingerprint[:16]}…`",
+            "method": f"`{_code(manifest.method)}`",
+            "classes": str(len(domain.classes)) if domain.classes else "none: it gives features",
+            "size": f"{self.info.bytes:,} bytes",
+            "bits": ", ".join(f"{k.replace('_', ' ')} {n:,}" for k, n in bits.items() if n),
+            "input": " × ".join(map(str, domain.input.shape)),
+            "written by": f"polymask {manifest.library}, sha256 `{manifest.sha256[:16]}…`",
+        }
+        known = {k: v for k, v in domain.metrics.items() if v is not None}
+        return facts | {k.replace("_", " "): _metric(k, v) for k, v in known.items()}
+
+    def _use(self) -> str:
+        base = self.info.manifest.base
+        known = base in BUILT_IN or base.startswith(("timm:", "torchvision:"))
+        source = json.dumps(base) if known else "net"
+        remark = "" if known else f"  # the network that was called {json.dumps(base)}"
+        return (
+            "## Use\n\n```python\nimport polymask as pm\n\n"
+            f"base = pm.load_base({source}){remark}\n"
+            f'domain = pm.load_domain("{self.name}", base)\n'
+            "net = domain.merged(base)  # an ordinary network\n```\n\n"
+            f"    polymask predict {self.name} photo.jpg"
+        )
+
+
+def _table(rows: dict[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {_plain(k)} | {v} |" for k, v in rows.items())])
+
+
+def _metric(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f} %" if name.endswith("_accuracy") else f"{value:.4g}"
+    return _plain(json.dumps(value) if isinstance(value, dict | list) else str(value))
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML show as it is, on one line."""
+    flat = html.escape(" ".join(text.split()), quote=False)
+    return "".join(f"\\{c}" if c in "\\`*_[]|#" else c for c in flat)
+
+
+def _code(text: str) -> str:
+    """Text for between backticks."""
+    return " ".join(text.replace("`", "'").replace("|", "/").split())

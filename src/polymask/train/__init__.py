@@ -1,0 +1,1 @@
+"""From images to trained domains."""

@@ -1,0 +1,249 @@
+"""Training a domain: one loop for every method, and nothing in it names one."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.method import Method, Objective
+from polymask.core.registry import create_method
+from polymask.errors import InterruptedTraining, LostProcess, NotFinite, TrainingError
+from polymask.train.learner import DomainLearner, Learner, placed
+from polymask.train.predict import Batches
+from polymask.train.recipe import Recipe, get_recipe
+from polymask.train.state import EpochRecord, Run, copied, domain_identity
+
+if TYPE_CHECKING:
+    from polymask.train.ranks import Ranks
+
+Stop = threading.Event  # set: training is to save and end
+
+
+class Listener:
+    """What wants to know how training goes; each call does nothing unless overridden."""
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        """Training begins at `epoch`, with so many steps an epoch."""
+
+    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
+        """One step is done; `density` (the share of ones in the masks) comes now and then."""
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        """One epoch is done."""
+
+    def end(self) -> None:
+        """Training is over, for whatever reason."""
+
+
+class Together(Listener):
+    """Several listeners as one."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        for listener in self.listeners:
+            listener.begin(recipe, steps, epoch)
+
+    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
+        for listener in self.listeners:
+            listener.step(epoch, step, loss, images, density)
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        for listener in self.listeners:
+            listener.epoch(record, seconds)
+
+    def end(self) -> None:
+        for listener in self.listeners:
+            listener.end()
+
+
+class Session:
+    """How the steps of a training are done: by this process alone."""
+
+    def __init__(self, train: Batches, stop: Stop) -> None:
+        self.train, self.stop = train, stop
+
+    def learner(
+        self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None
+    ) -> DomainLearner:
+        """What learns by these steps."""
+        return DomainLearner(base, domain, recipe, objective)
+
+
+def fit(
+    base: Base,
+    domain: Domain,
+    train: Batches,
+    val: Batches | None = None,
+    recipe: str | Recipe = "quick",
+    *,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+    ranks: "Ranks | None" = None,
+) -> list[EpochRecord]:
+    """Train a domain, then turn it into its stored form: the best epoch on val, or the last.
+
+    With `checkpoint` the state is written there after every epoch and when a signal asks to stop;
+    `resume` goes on from it, to the same result to the bit that an undisturbed run gives.
+    With `ranks` (see `polymask.distributed`) several processes share every batch.
+    """
+    recipe = get_recipe(recipe)
+    require_val(recipe, val)
+    listener = listener or Listener()
+    torch.manual_seed(seed)
+    run = Run(domain_identity(domain, recipe, seed))
+    if resume and checkpoint is not None and checkpoint.exists():
+        saved = run.load(checkpoint)
+        if run.stage:
+            method = create_method(domain.method.name, **saved["options"])
+            domain.become(domain.rebuilt(base, method))
+        domain.load_state_dict(saved["domain"])
+
+    def images() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch, labels in train.batches(0):
+            yield placed(batch, labels, base, recipe)
+
+    with stop_signals() as stop:
+        session = Session(train, stop)
+        if ranks is not None:
+            session = ranks.session(train, val, run, stop)
+        while True:
+            with seeded(seed):
+                objective = domain.method.objective(base, domain, images)
+            stage = stage_recipe(recipe, domain.method, run.stage)
+            learner = session.learner(base, domain, stage, objective)
+            run_epochs(learner, session.train, val, run, listener, session.stop, checkpoint)
+            domain.restore(run.best or copied(domain.stored()))
+            with seeded(seed):
+                following = domain.method.next_stage(base, domain, images)
+            if following is None:
+                break
+            domain.become(following)
+            run.begin_stage()
+
+    if domain.method.norm_reestimate and val is None:
+        domain.reestimate_norms(base, (batch for batch, _ in images()))
+    return run.history
+
+
+def stage_recipe(recipe: Recipe, method: Method, stage: int) -> Recipe:
+    """The recipe of one of a method's stages; what a method adds beyond them is like the last."""
+    stages = method.stages
+    before = sum(earlier.share for earlier in stages[:stage])
+    return recipe.stage(before, *stages[min(stage, len(stages) - 1)])
+
+
+def require_val(recipe: Recipe, val: Batches | None) -> None:
+    """Raise where the best epoch on val is wanted and there is no val."""
+    if recipe.selection == "best" and val is None:
+        raise TrainingError("selection='best' needs val; give it, or set selection='last'")
+
+
+def run_epochs(
+    learner: Learner,
+    train: Batches,
+    val: Batches | None,
+    run: Run,
+    listener: Listener,
+    stop: Stop,
+    checkpoint: Path | None,
+) -> None:
+    """All epochs of a stage that are still to come, each with validation and a checkpoint."""
+    recipe = learner.recipe
+    run.restart(learner)
+    before = run.epochs_before
+    listener.begin(replace(recipe, epochs=before + recipe.epochs), len(train), before + run.epoch)
+    try:
+        while run.epoch < recipe.epochs:
+            _train_epoch(learner, train, run, listener, stop)
+            learner.end_epoch()
+            if stop.is_set():
+                _interrupt(checkpoint, run, learner, "training was asked to stop")
+            accuracy = None
+            if val is not None:
+                learner.settle(train, before + run.epoch)
+                accuracy = learner.measure(val)
+            run.finish_epoch(learner, accuracy)
+            listener.epoch(run.history[-1], time.perf_counter() - run.began)
+            if checkpoint is not None:
+                run.save(checkpoint, learner)
+    except LostProcess as lost:
+        _interrupt(checkpoint, run, learner, str(lost))
+    finally:
+        listener.end()
+
+
+def _train_epoch(
+    learner: Learner, train: Batches, run: Run, listener: Listener, stop: Stop
+) -> None:
+    """The rest of the current epoch, or what comes before a signal to stop."""
+    recipe = learner.recipe
+    learner.begin_epoch()
+    run.began = time.perf_counter()
+    epoch, steps = run.epochs_before + run.epoch, len(train)
+    for images, labels in train.batches(epoch, run.step):
+        if stop.is_set():
+            return
+        images, labels = learner.placed(images, labels)
+        found = learner.step(images, labels, run.epoch + run.step / steps)
+        if not math.isfinite(found.loss):
+            raise NotFinite(
+                f"the loss is {found.loss} in epoch {epoch}, step {run.step}; the rates are "
+                f"{recipe.rate} and {recipe.head_rate}: try smaller ones, or look at the images"
+            )
+        run.step += 1
+        run.add(found)
+        often = run.step % 10 == 0 or run.step == steps
+        density = learner.density() if often else None
+        listener.step(epoch, run.step, found.loss, found.images, density)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers that depend on nothing before; afterwards they go on as if unused."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def _interrupt(checkpoint: Path | None, run: Run, learner: Learner, why: str) -> None:
+    if checkpoint is None:
+        raise InterruptedTraining(f"{why}; it had no checkpoint to save to")
+    run.save(checkpoint, learner)
+    raise InterruptedTraining(f"{why} and saved {checkpoint}; go on with --resume")
+
+
+@contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Ctrl-C and SIGTERM set the event; a second one acts as it would without us."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before: dict[signal.Signals, Any] = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        before[name] = signal.signal(name, ask)
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

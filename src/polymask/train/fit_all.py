@@ -1,0 +1,257 @@
+"""Several domains by any method: one after another, or all together, from one call.
+
+Methods that treat domains alone (masks, adapters) give here what `fit` gives for each. Others
+depend on the order, hand weights on, or train what domains share; what they forget is measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain, new_domain
+from polymask.core.input import InputSpec
+from polymask.core.method import Method
+from polymask.errors import DomainError, TrainingError, near_matches
+from polymask.library.model import check_name
+from polymask.pack.format import SUFFIX
+from polymask.pack.loading import load_domain
+from polymask.train.fit import Listener, fit
+from polymask.train.forgetting import BaseAfter, measure_base
+from polymask.train.joint import fit_joint
+from polymask.train.method_text import method_by
+from polymask.train.predict import Batches, evaluate
+from polymask.train.recipe import Recipe, get_recipe
+from polymask.train.state import EpochRecord, plain
+
+_OWN = "own"  # the base's own domain, among files
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A domain to learn: its classes, batches of its images, and how they were fed."""
+
+    classes: Sequence[str]
+    train: Batches
+    val: Batches | None = None
+    test: Batches | None = None
+    input: InputSpec | None = None  # None: as the base has it
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Domains in their stored form, and what they can; accuracies in percent.
+
+    Accuracies are on test, or on val where there is no test, or None.
+    """
+
+    domains: dict[str, Domain]
+    histories: dict[str, list[EpochRecord]]
+    learned: dict[str, float | None]  # right after a domain's own training
+    final: dict[str, float | None]  # when all domains are learned
+    base: BaseAfter | None  # what became of the base, where the method moves it
+
+    @property
+    def forgotten(self) -> dict[str, float]:
+        """Points that each domain lost between its own training and the end."""
+        return {
+            name: before - after
+            for name, before in self.learned.items()
+            if before is not None and (after := self.final[name]) is not None
+        }
+
+
+def fit_all(
+    base: Base,
+    lessons: Mapping[str, Lesson],
+    method: str | Method = "affine-full",
+    recipe: str | Recipe = "quick",
+    *,
+    order: Sequence[str] | None = None,
+    own: Lesson | None = None,
+    seed: int = 0,
+    folder: Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+    **options: Any,
+) -> Fitted:
+    """Teach `base` several domains, in `order` (that of `lessons` if none is given).
+
+    `own` is the base's own domain (ImageNet, say): methods that train the base's weights first
+    (PackNet) learn on it, and what is left of the base is measured on it. With `folder`
+    the packs are written there in the end, and what is needed to go on in its folder `learned`:
+    `resume` skips what is done and goes on with what was cut. `options` are the method's.
+    """
+    recipe = get_recipe(recipe)
+    if isinstance(method, str):
+        method = method_by(recipe, method, **options)
+    elif options:
+        raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
+    method.check_own(own is not None)
+    names = _checked_order(lessons, order)
+    method = method.for_domains(len(names) + 1)
+    chosen = {name: lessons[name] for name in names}
+    teacher = _Teacher(base, recipe, seed, folder, resume, listener)
+    if method.joint:
+        domains = teacher.together(method, chosen)
+    else:
+        domains = teacher.in_turn(method, chosen, own)
+    learned = {name: accuracy(base, domains[name], chosen[name]) for name in names}
+
+    final = dict(learned)
+    settled = method.settle(base, list(domains.values()))
+    for name, domain in zip(names, settled, strict=True):
+        if domain is not domains[name]:
+            domain.input = domains[name].input
+            domains[name] = teacher.refine(name, domain, chosen[name])
+            final[name] = accuracy(base, domain, chosen[name])
+    if folder is not None:
+        for name, domain in domains.items():
+            domain.metrics = {"test_accuracy": final[name]}
+            domain.save(folder / f"{name}{SUFFIX}")
+    after = None
+    if method.moves_base:
+        moved = method.moved(base, list(domains.values()))
+        images = [lesson.train for lesson in chosen.values()]
+        after = measure_base(base, moved, images, None if own is None else own.test or own.val)
+        if own is not None and teacher.own is not None:  # with the head that it learned there
+            after = replace(after, accuracy_after=accuracy(base, teacher.own, own))
+    return Fitted(domains, teacher.histories, learned, final, after)
+
+
+def accuracy(base: Base, domain: Domain, lesson: Lesson) -> float | None:
+    """In percent, on a lesson's test images, or on val, or None where it has neither."""
+    batches = lesson.test or lesson.val
+    return None if batches is None else evaluate(base, domain, batches)
+
+
+class _Teacher:
+    """What the ways of learning several domains share: seeds, files, histories."""
+
+    def __init__(
+        self,
+        base: Base,
+        recipe: Recipe,
+        seed: int,
+        folder: Path | None,
+        resume: bool,
+        listener: Listener | None,
+    ) -> None:
+        self.base, self.recipe, self.seed = base, recipe, seed
+        self.resume, self.listener = resume, listener
+        self.work = None if folder is None else folder / "learned"
+        self.histories: dict[str, list[EpochRecord]] = {}
+        self.own: Domain | None = None  # the base's own domain, where it was learned first
+        if self.work is not None:
+            self.work.mkdir(parents=True, exist_ok=True)
+
+    def in_turn(
+        self, method: Method, lessons: Mapping[str, Lesson], own: Lesson | None
+    ) -> dict[str, Domain]:
+        """Learn one domain after another; each may build on those before it."""
+        earlier: list[Domain] = []
+        if own is not None and method.base_stage:
+            self.own = self._learn_one(_OWN, method.for_base(), own, earlier)
+            earlier.append(self.own)
+        domains = {}
+        for name, lesson in lessons.items():
+            domains[name] = self._learn_one(name, method.after(earlier), lesson, earlier)
+            earlier.append(domains[name])
+        return domains
+
+    def together(self, method: Method, lessons: Mapping[str, Lesson]) -> dict[str, Domain]:
+        """Learn all domains at once, what they share in common."""
+        domains = {name: self._new(method, lesson) for name, lesson in lessons.items()}
+        method.tie(list(domains.values()))
+        histories = fit_joint(
+            self.base,
+            list(domains.values()),
+            [lesson.train for lesson in lessons.values()],
+            [lesson.val for lesson in lessons.values()],
+            self.recipe,
+            seed=self.seed,
+            checkpoint=None if self.work is None else self.work / "joint.checkpoint",
+            resume=self.resume,
+            listener=self.listener,
+        )
+        self.histories |= dict(zip(lessons, histories, strict=True))
+        return domains
+
+    def refine(self, name: str, domain: Domain, lesson: Lesson) -> Domain:
+        """Let a domain learn on that the method made of one that had learned."""
+        refines = domain.method.refines
+        if refines is not None and any(p.requires_grad for p in domain.parameters()):
+            recipe = self.recipe.stage(1 - refines.share, *refines)
+            self.histories[name] = self.histories[name] + self._fit(
+                domain, lesson, recipe, f"{name}.refined"
+            )
+        domain.recipe = self._recipe_note()
+        return domain
+
+    def _learn_one(
+        self, name: str, method: Method, lesson: Lesson, earlier: Sequence[Domain]
+    ) -> Domain:
+        pack = None if self.work is None else self.work / f"{name}{SUFFIX}"
+        if pack is not None and self.resume and pack.exists():
+            return self._finished(pack, name, method, lesson)
+        domain = self._new(method, lesson)
+        if name == _OWN and isinstance(self.base.head, nn.Linear) and domain.head is not None:
+            domain.head.load_state_dict(self.base.head.state_dict())
+        method.follow(domain, earlier)
+        later = 0.0 if method.refines is None else method.refines.share
+        self.histories[name] = self._fit(domain, lesson, self.recipe.stage(0.0, 1 - later), name)
+        domain.recipe = self._recipe_note()
+        domain.metrics = {"history": [asdict(record) for record in self.histories[name]]}
+        if pack is not None:
+            domain.save(pack)
+        return domain
+
+    def _new(self, method: Method, lesson: Lesson) -> Domain:
+        torch.manual_seed(self.seed)
+        domain = new_domain(self.base, method, lesson.classes).to(self.base.device)
+        domain.input = lesson.input or domain.input
+        return domain
+
+    def _fit(self, domain: Domain, lesson: Lesson, recipe: Recipe, name: str) -> list[EpochRecord]:
+        return fit(
+            self.base,
+            domain,
+            lesson.train,
+            lesson.val,
+            recipe,
+            seed=self.seed,
+            checkpoint=None if self.work is None else self.work / f"{name}.checkpoint",
+            resume=self.resume,
+            listener=self.listener,
+        )
+
+    def _finished(self, pack: Path, name: str, method: Method, lesson: Lesson) -> Domain:
+        domain = load_domain(pack, self.base)
+        found = (domain.method.name, plain(domain.recipe), domain.classes)
+        if found != (method.name, plain(self._recipe_note()), list(lesson.classes)):
+            raise TrainingError(
+                f"{pack} was learned by another method, recipe, seed or classes; resume with the "
+                "same ones, or take another folder"
+            )
+        self.histories[name] = [EpochRecord(**record) for record in domain.metrics["history"]]
+        return domain
+
+    def _recipe_note(self) -> dict[str, Any]:
+        return self.recipe.to_json() | {"seed": self.seed}
+
+
+def _checked_order(lessons: Mapping[str, Lesson], order: Sequence[str] | None) -> list[str]:
+    names = list(lessons if order is None else order)
+    if not names:
+        raise TrainingError("no domain to learn; give at least one lesson")
+    for name in names:
+        check_name(name)
+        if name not in lessons:
+            raise TrainingError(f"no lesson is named {name!r}; {near_matches(name, lessons)}")
+    if sorted(names) != sorted(lessons):
+        raise TrainingError(f"order={names} must name each of {sorted(lessons)} once")
+    return names

@@ -1,0 +1,210 @@
+"""Steps that several processes do together, by torch's DistributedDataParallel.
+
+It sums the gradients of what a domain learns in buckets, while the backward pass still makes
+others, so that on GPUs and slow networks most of the traffic costs no time; a sum of our own after
+the pass would wait for all of it. It knows what learns only: the base adds no traffic. Each rank's
+loss is weighted by its share of the batch, and buckets are summed, not averaged, so pieces may
+differ in size. Statistics of norms are combined here, not by it.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.method import Objective
+from polymask.errors import LostProcess
+from polymask.train.fit import Session, Stop
+from polymask.train.learner import DomainLearner, Step, count_hits, descend, set_rates
+from polymask.train.predict import Batches
+from polymask.train.ranks import Ranks, losses_explained
+from polymask.train.recipe import Recipe
+from polymask.train.shards import Shard
+from polymask.train.sync_norms import SyncNorms
+
+_LARGEST = 2.0**14  # of summed gradients in 16 bits, where a number can be 65,504
+
+
+class SharedSession(Session):
+    """A training of several processes: own pieces of batches, and one stop for all."""
+
+    def __init__(self, ranks: Ranks, shard: Shard, seed: int, asked: Stop) -> None:
+        super().__init__(shard, Stop())
+        self.ranks, self.shard, self.seed, self.asked = ranks, shard, seed, asked
+
+    def learner(
+        self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None
+    ) -> DomainLearner:
+        return SharedLearner(self, base, domain, recipe, objective)
+
+
+class SharedLearner(DomainLearner):
+    """A domain that several processes train, each on its piece of every batch."""
+
+    def __init__(
+        self,
+        session: SharedSession,
+        base: Base,
+        domain: Domain,
+        recipe: Recipe,
+        objective: Objective | None,
+    ) -> None:
+        super().__init__(base, domain, recipe, objective)
+        self.session, self.ranks = session, session.ranks
+        with losses_explained(self.ranks):
+            self.shared_loss = DistributedDataParallel(
+                _Loss(self),
+                find_unused_parameters=domain.route is not None,
+                gradient_as_bucket_view=True,
+            )
+        reduce = _sum_in_16_bits if self.ranks.compress else _sum
+        self.shared_loss.register_comm_hook(self.ranks, reduce)
+
+    @property
+    def saves(self) -> bool:
+        """The first process writes checkpoints, or whoever is left when one is lost."""
+        return self.ranks.first or self.ranks.lost
+
+    def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
+        """One step of all processes; where one of them is lost, all is as it was before."""
+        before = [(buffer, buffer.clone()) for buffer in self.domain.buffers()]
+        try:
+            return self._step(images, labels, epoch)
+        except LostProcess:
+            with torch.no_grad():
+                for buffer, then in before:
+                    buffer.copy_(then)
+            raise
+
+    def _step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
+        head_only = epoch < self.domain.method.head_share * self.recipe.epochs
+        set_rates(self.optimisers, self.recipe, epoch, head_only=head_only)
+        # Random numbers (dropout) of its own for every rank and step, whatever came before.
+        place = np.random.SeedSequence([self.session.seed, self.ranks.rank, round(1e6 * epoch)])
+        torch.manual_seed(int(place.generate_state(1)[0]))
+        counted = self.session.shard.counted
+        with self._norms():
+            loss, logits = self.shared_loss(images, labels)
+        right = count_hits(logits, labels) if counted else 0
+        mine = [counted, loss.item() * counted if counted else 0.0, right]
+        mine.append(self.session.asked.is_set())
+        numbers = self.ranks.sum(torch.tensor(mine, dtype=torch.float64))
+        total, summed, right_of_all, asked = numbers.tolist()
+        if asked:
+            self.session.stop.set()
+        if math.isfinite(summed):
+            with losses_explained(self.ranks), _strides_unmentioned():
+                descend(loss * (counted / total), self.optimisers.values(), self.pulls)
+        return Step(summed / total, int(right_of_all), int(total))
+
+    def end_epoch(self) -> None:
+        """Combine what the norms have seen in all processes, unless they saw it together."""
+        if not self.ranks.sync_norms:
+            combine_statistics(self.domain, self.ranks)
+
+    def settle(self, train: Batches, epoch: int) -> None:
+        with self._norms():
+            super().settle(train, epoch)
+        self.end_epoch()
+
+    def measure(self, val: Batches) -> float:
+        return self.ranks.evaluate(self.base, self.domain, val)
+
+    @contextmanager
+    def _norms(self) -> Iterator[None]:
+        with SyncNorms(self.ranks, self.session.shard) if self.ranks.sync_norms else nullcontext():
+            yield
+
+
+class _Loss(nn.Module):
+    """The loss of a batch as a module whose parameters are what is learned, and nothing else.
+
+    So DistributedDataParallel does not see the buffers of the domain, whose statistics may differ.
+    """
+
+    def __init__(self, learner: SharedLearner) -> None:
+        super().__init__()
+        groups = [group for o in learner.optimisers.values() for group in o.param_groups]
+        self.learned = nn.ParameterList(p for group in groups for p in group["params"])
+        self._of_batch = learner.loss
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, a number, and the logits."""
+        return self._of_batch(images, labels)
+
+
+@contextmanager
+def _strides_unmentioned() -> Iterator[None]:
+    """No warning where a gradient is laid out otherwise than its parameter: it is copied."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Grad strides do not match")
+        yield
+
+
+@torch.no_grad()
+def combine_statistics(domain: Domain, ranks: Ranks) -> None:
+    """Give all processes the mean and variance of what the norms of all of them have seen.
+
+    mean = Σ mean_r / R        var = Σ (var_r + (mean_r - mean)²) / R
+    """
+    found = [module for module in domain.modules() if "running_var" in module._buffers]
+    if not found:
+        return
+    buffers: list[Tensor] = [m.get_buffer("running_mean") for m in found]
+    buffers += [m.get_buffer("running_var") for m in found]
+    means, variances = torch.stack(ranks.gather(_flat(buffers))).chunk(2, dim=1)  # (R, all)
+    mean = means.mean(0)
+    variance = (variances + (means - mean) ** 2).mean(0)
+    combined, start = torch.cat([mean, variance]), 0
+    for buffer in buffers:
+        buffer.copy_(combined[start : start + buffer.numel()].view(buffer.shape))
+        start += buffer.numel()
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _sum(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """Sum a bucket of gradients over all ranks; `state` is the ranks."""
+    state.note(bucket.buffer(), "gradients")
+    return _summed(bucket.buffer()).then(lambda done: done.value()[0])
+
+
+def _sum_in_16_bits(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """The same in half the bytes.
+
+    Gradients of scores are smaller than 16 bits can hold. So a bucket is multiplied by a power of
+    two that all ranks agree on, that of its largest gradient.
+    """
+    buffer = bucket.buffer()
+    largest = buffer.abs().max()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    room = _LARGEST / (largest * state.world).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = torch.exp2(torch.floor(torch.log2(room)).clamp_max(100.0))
+    small = (buffer * scale).half()
+    state.note(small, "gradients")
+
+    def widened(done: Future[list[Tensor]]) -> Tensor:
+        buffer.copy_(done.value()[0])
+        return buffer.div_(scale)
+
+    return _summed(small).then(widened)
+
+
+def _summed(tensor: Tensor) -> Future[list[Tensor]]:
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    future: Future[list[Tensor]] = work.get_future()
+    return future

@@ -1,0 +1,253 @@
+"""The processes that torchrun started, as one: what they agree on, and what they sum."""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from polymask._version import __version__
+from polymask.errors import LostProcess, TrainingError
+from polymask.train.predict import Batches, count_right, network
+from polymask.train.state import Run, plain
+
+if TYPE_CHECKING:
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
+    from polymask.train.fit import Stop
+    from polymask.train.ranked_steps import SharedSession
+
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def join_ranks(
+    *,
+    device: str = "cpu",
+    sync_norms: bool = False,
+    compress: bool = False,
+    timeout: float = 1800.0,
+) -> Iterator["Ranks | None"]:
+    """Join the other processes that torchrun started; None where this one is alone.
+
+    `sync_norms` takes the statistics of batch norms over all processes. `compress` sends gradients
+    in 16 bits. A process that waits for another longer than `timeout` seconds gives up.
+    """
+    if not _is_started():
+        if sync_norms or compress:
+            raise TrainingError(
+                "only one process is there; --sync-norms and --compress-gradients are for several: "
+                "torchrun --nproc-per-node=N -m polymask learn …"
+            )
+        yield None
+        return
+    world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    place = torch.device("cpu")
+    if torch.device(device).type == "cuda":
+        if local >= torch.cuda.device_count():
+            raise TrainingError(
+                f"process {local} of this machine has no GPU: there are "
+                f"{torch.cuda.device_count()}; start as many processes as GPUs"
+            )
+        place = torch.device("cuda", local)
+        torch.cuda.set_device(place)
+    backend = "gloo" if place.type == "cpu" else "nccl"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    except (dist.DistError, RuntimeError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise TrainingError(
+            f"the {world} processes do not find each other at {where} ({error}); start them all, "
+            "and let torchrun's --rdzv-endpoint name a port that all can reach"
+        ) from error
+    try:
+        ranks = Ranks(place, backend, sync_norms=sync_norms, compress=compress)
+        with time_for_last_words(ranks):
+            yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+class Ranks:
+    """All processes of a training, seen from one of them."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        backend: str,
+        *,
+        sync_norms: bool = False,
+        compress: bool = False,
+    ) -> None:
+        self.device, self.backend = device, backend
+        self.sync_norms, self.compress = sync_norms, compress
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.lost = False  # one of them is gone
+        self.bytes_sent: dict[str, int] = {}  # given to collectives, by what they were for
+        present = int(self.sum(torch.ones(1))[0])
+        if present != self.world or str(self.world) != os.environ["WORLD_SIZE"]:
+            raise TrainingError(
+                f"{present} of {os.environ['WORLD_SIZE']} processes are there; start them by "
+                "torchrun, all with the same --nnodes and --nproc-per-node"
+            )
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files and talks."""
+        return self.rank == 0
+
+    @property
+    def title(self) -> str:
+        """The processes in a line of progress."""
+        norms = "batch norms over all of them" if self.sync_norms else "batch norms in each"
+        bits = ", gradients in 16 bits" if self.compress else ""
+        return f"{self.world} processes ({self.backend}), {norms}{bits}"
+
+    def session(
+        self, train: Batches, val: Batches | None, run: Run, stop: "Stop"
+    ) -> "SharedSession":
+        """A training that all processes do together; raise unless they are about to do the same."""
+        from polymask.train.ranked_steps import SharedSession
+        from polymask.train.shards import Shard, describe
+
+        smallest = getattr(train, "batch_size", 2 * self.world)
+        if smallest < 2 * self.world:
+            raise TrainingError(
+                f"batches of {smallest} images give {self.world} processes fewer than two each; "
+                f"give --batch-size {2 * self.world} or more"
+            )
+        facts = {name: json.dumps(plain(value)) for name, value in run.identity.items()}
+        facts |= {f"{name} (training)": value for name, value in describe(train).items()}
+        facts |= {f"{name} (validation)": value for name, value in describe(val).items()}
+        facts["the checkpoint to go on from"] = str([run.stage, run.epoch, run.step])
+        facts["versions"] = f"polymask {__version__}, torch {torch.__version__}"
+        self.check_same(facts)
+        shard = Shard(train, self.rank, self.world)
+        return SharedSession(self, shard, run.identity["seed"], stop)
+
+    def check_same(self, facts: Mapping[str, str]) -> None:
+        """Raise, in all processes alike, unless all have the same facts."""
+        everyone = [json.loads(text) for text in self._gather_text(json.dumps(dict(facts)))]
+        for rank, theirs in enumerate(everyone):
+            for name in {**everyone[0], **theirs}:
+                first, other = everyone[0].get(name, ""), theirs.get(name, "")
+                if first != other:
+                    here, there = _apart(first, other)
+                    raise TrainingError(
+                        f"the processes do not agree on {name}: rank 0 has {here}, rank {rank} "
+                        f"has {there}; give all of them the same data, options and files"
+                    )
+
+    def evaluate(self, base: "Base", domain: "Domain", batches: Batches) -> float:
+        """Accuracy in percent; every process looks at its piece."""
+        from polymask.train.shards import Shard
+
+        pieces = Shard(batches, self.rank, self.world).counted_batches()
+        counts = count_right(network(base, domain), pieces, base)
+        right, total = self.sum(torch.tensor(counts, dtype=torch.float64)).tolist()
+        return float(100 * right / total)
+
+    def sum(self, tensor: Tensor, purpose: str = "counts") -> Tensor:
+        """The sum of a small tensor over all processes."""
+        return self.sum_(tensor.to(self.device, copy=True), purpose)
+
+    def sum_(self, tensor: Tensor, purpose: str = "norms") -> Tensor:
+        """The same, in place of a tensor on the device."""
+        self.note(tensor, purpose)
+        with losses_explained(self):
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: Tensor, purpose: str = "norms") -> list[Tensor]:
+        """A tensor of every process, all of one shape."""
+        self.note(tensor, purpose)
+        found = [torch.empty_like(tensor) for _ in range(self.world)]
+        with losses_explained(self):
+            dist.all_gather(found, tensor)
+        return found
+
+    def note(self, tensor: Tensor, purpose: str) -> None:
+        """Count the bytes that go to the other processes."""
+        size = tensor.numel() * tensor.element_size()
+        self.bytes_sent[purpose] = self.bytes_sent.get(purpose, 0) + size
+
+    def _gather_text(self, text: str) -> list[str]:
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
+        lengths = [
+            int(length) for length in self.gather(torch.tensor([len(data)], device=self.device))
+        ]
+        padded = data.new_zeros(max(lengths))
+        padded[: len(data)] = data
+        parts: Sequence[Tensor] = self.gather(padded, "facts")
+        return [
+            bytes(part[:length].tolist()).decode()
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+
+
+@contextmanager
+def time_for_last_words(ranks: Ranks) -> Iterator[None]:
+    """From when another process is lost, SIGTERM does nothing, and so it stays.
+
+    torchrun sends it to those that are left at once, and they have yet to say why they end. They do
+    end by themselves; if not, torchrun kills them.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not ranks.lost:
+            signal.signal(number, before)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if not ranks.lost:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def losses_explained(ranks: Ranks) -> Iterator[None]:
+    """Turn what torch says where a process is gone into a `LostProcess`."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error)
+        if not isinstance(error, dist.DistError) and not re.search("gloo|nccl", said, re.I):
+            raise
+        ranks.lost = True
+        raise LostProcess(
+            f"rank {ranks.rank} of {ranks.world} lost another process of the training "
+            f"({said.partition('] ')[2][:80] or said[:80]})"
+        ) from error
+
+
+def _is_started() -> bool:
+    """Several processes were started, with what they need to find each other."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(n in os.environ for n in _NAMES)
+
+
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """Two texts around the place where they begin to differ."""
+    pairs = enumerate(zip(one, other, strict=False))
+    same = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    start = max(0, same - 20)
+
+    def piece(text: str) -> Any:
+        shown = text[start : start + 60]
+        return f"{'…' if start else ''}{shown}{'…' if len(text) > start + 60 else ''}"
+
+    return piece(one), piece(other)

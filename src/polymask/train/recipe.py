@@ -1,0 +1,251 @@
+"""Recipes: how a domain is trained. Named, and each field can be changed."""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from polymask.core.input import InputSpec
+from polymask.errors import PolymaskError, near_matches
+
+Optimiser = Literal["adam", "sgd"]
+Schedule = Literal["step", "cosine"]
+Selection = Literal["best", "last"]
+RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
+DECAYS = ("transform_decay", "weight_decay", "head_decay")
+
+
+class RecipeError(PolymaskError):
+    """A recipe is unknown, or a field of it makes no sense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a domain is trained.
+
+    Masks, scalars, adapters and norms learn at `rate`, whole weights (fine-tuning) at
+    `weight_rate`, both by `optimiser`; the head at `head_rate`. Scalars of a site may have a
+    `scalar_rate` of their own. Decay (an L2 penalty, through the gradient) has a number for
+    each group: `transform_decay` for adapters and scalars, `weight_decay` for whole weights
+    (W~, not its change), `head_decay` for the head; scores of masks and norms never decay. All
+    rates are multiplied by `drop_factor` at the start of each epoch in `drops` (counted from
+    0), or follow half a cosine; they rise linearly over the first `warmup` epochs, at most half
+    of all. A crop covers a share in `crop_scale` of the image's area; (1, 1) gives crops of the
+    network's size at random places.
+
+    A whole network (`pretrain`) learns by one optimiser: `optimiser`, `momentum` and `rate`, with
+    `weight_decay` on everything. The other rates and all that says head or norms is for domains.
+    """
+
+    name: str = "custom"
+    epochs: int = 30
+    batch_size: int = 32
+    optimiser: Optimiser = "adam"
+    momentum: float = 0.9  # of SGD
+    rate: float = 1e-4
+    weight_rate: float = 1e-4
+    scalar_rate: float | None = None  # None: as `rate`
+    head_optimiser: Optimiser = "sgd"
+    head_rate: float = 1e-3
+    head_momentum: float = 0.9
+    transform_decay: float = 0.0
+    weight_decay: float = 0.0  # of all that a whole network learns, too
+    head_decay: float = 0.0
+    label_smoothing: float = 0.0
+    schedule: Schedule = "step"
+    drops: tuple[int, ...] = (15,)
+    drop_factor: float = 0.1
+    warmup: float = 0.0
+    side: int | None = None  # pixels; None: what the base was made for
+    resized: int | None = None  # short side before the centre crop; None: as the base has it
+    square: bool | None = None  # resized to a square before a crop; None: as the base has it
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    mirror: bool | None = None  # None: as the domain says
+    norms: str | None = None  # what a method's own norms become; None: they stay its own
+    norm_momentum: float | None = None  # None: as the method says, and so for the next one
+    norm_reestimate: bool | None = None
+    selection: Selection = "best"  # by accuracy on val
+    train_on_val: bool = False  # the final training, on train and val together
+    autocast: bool = False  # bfloat16
+    channels_last: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drops", tuple(self.drops))
+        object.__setattr__(self, "crop_scale", tuple(map(float, self.crop_scale)))
+        for name, allowed in (
+            ("optimiser", get_args(Optimiser)),
+            ("head_optimiser", get_args(Optimiser)),
+            ("schedule", get_args(Schedule)),
+            ("selection", get_args(Selection)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise RecipeError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise RecipeError(f"{name}={getattr(self, name)} cannot be negative or infinite")
+        if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise RecipeError(f"crop_scale={self.crop_scale} must be a range within (0, 1]")
+        if not 0 <= self.label_smoothing < 1:
+            raise RecipeError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
+        if self.train_on_val and self.selection == "best":
+            raise RecipeError("train_on_val leaves no val to select on; set selection='last'")
+
+    def factor(self, epoch: float) -> float:
+        """What the rates are multiplied by, `epoch` epochs (and a fraction) into training."""
+        warmup = min(self.warmup, self.epochs / 2)
+        if epoch < warmup:
+            return epoch / warmup
+        if self.schedule == "cosine":
+            progress = (epoch - warmup) / (self.epochs - warmup)
+            return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        return float(self.drop_factor ** sum(epoch >= drop for drop in self.drops))
+
+    def stage(self, before: float, share: float, rate: float = 1.0) -> "Recipe":
+        """The recipe of a stage that has a share of the epochs, after the share `before`.
+
+        Stages add up to `epochs`, as far as each can have at least one. Drops keep their place
+        within the stage, rates are multiplied by `rate`, and only the first stage warms up.
+        """
+        if share == 1 and rate == 1:
+            return self
+        begin, end = round(before * self.epochs), round((before + share) * self.epochs)
+        rates = {name: value * rate for name in RATES if (value := getattr(self, name)) is not None}
+        return replace(
+            self,
+            epochs=max(1, end - begin),
+            drops=tuple(round(drop * share) for drop in self.drops),
+            warmup=0.0 if before else self.warmup,
+            **rates,
+        )
+
+    def input(self, base: InputSpec) -> InputSpec:
+        """How images are fed: the base's way, at the recipe's size."""
+        side = self.side or base.side
+        crop = base.crop if self.resized is None else side / self.resized
+        square = base.square if self.square is None else self.square
+        shape = (base.shape[0], side, side)
+        return replace(base, shape=shape, crop=min(crop, 1.0), square=square)
+
+    def changed(self, fields: Mapping[str, Any]) -> "Recipe":
+        """The recipe with some fields changed; a `rate` alone is that of whole weights too."""
+        rates = {"weight_rate": fields["rate"]} if "rate" in fields else {}
+        return replace(self, **(rates | dict(fields)))
+
+    def method_options(self, norms: str) -> dict[str, Any]:
+        """The options that this recipe decides for a method with this policy for norms.
+
+        Methods that share the base's norms by definition (Piggyback, say) go on doing so.
+        """
+        names = ["norm_momentum", "norm_reestimate"] + (["norms"] if norms == "own" else [])
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `Recipe(**object)` reads back."""
+        return asdict(self)
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="imagenet-to-sketch"),
+        Recipe(
+            name="decathlon",
+            epochs=60,
+            drops=(45,),
+            side=64,
+            resized=72,
+            square=True,
+            crop_scale=(1.0, 1.0),
+        ),
+        Recipe(
+            name="residual-adapters",
+            epochs=120,
+            batch_size=128,
+            optimiser="sgd",
+            rate=0.1,
+            weight_rate=0.1,
+            head_rate=0.1,
+            transform_decay=5e-4,
+            weight_decay=1e-4,
+            head_decay=1e-4,
+            drops=(80, 100),
+            side=64,
+            resized=72,
+            crop_scale=(1.0, 1.0),
+        ),
+        Recipe(
+            name="pretrain",
+            epochs=120,
+            batch_size=128,
+            optimiser="sgd",
+            rate=0.1,
+            weight_decay=1e-4,
+            drops=(80, 100),
+            crop_scale=(1.0, 1.0),
+        ),
+        Recipe(
+            name="quick",
+            epochs=6,
+            rate=5e-4,
+            weight_rate=3e-4,
+            head_optimiser="adam",
+            head_rate=2e-3,
+            schedule="cosine",
+            warmup=1.0,
+            side=96,
+            crop_scale=(0.35, 1.0),
+            norms="affine",
+        ),
+    )
+}
+
+
+def get_recipe(recipe: str | Path | Recipe, **changes: Any) -> Recipe:
+    """A recipe by its name or from a TOML file, with some fields changed.
+
+    A file's fields are the recipe's; `recipe = "NAME"` in it names the one that it starts from.
+
+        >>> import polymask as pm
+        >>> recipe = pm.get_recipe("decathlon", epochs=10, drops=(8,))
+        >>> recipe.epochs, recipe.batch_size, recipe.optimiser
+        (10, 32, 'adam')
+        >>> [round(recipe.factor(epoch), 3) for epoch in (0, 7, 8, 9)]
+        [1.0, 1.0, 0.1, 0.1]
+    """
+    if isinstance(recipe, str | Path):
+        recipe = _from_file(Path(recipe)) if str(recipe).endswith(".toml") else _named(str(recipe))
+    _check_fields(changes)
+    return replace(recipe, **changes)
+
+
+def _named(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise RecipeError(
+            f"recipe {name!r} is not known; {near_matches(name, RECIPES)}, or give a .toml file"
+        )
+    return RECIPES[name]
+
+
+def _from_file(path: Path) -> Recipe:
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from error
+    start = _named(content.pop("recipe")) if "recipe" in content else Recipe()
+    _check_fields(content)
+    return replace(start, **({"name": path.stem} | content))
+
+
+def _check_fields(changes: dict[str, Any]) -> None:
+    known = {f.name for f in fields(Recipe)}
+    for name in changes:
+        if name not in known:
+            raise RecipeError(f"a recipe has no field {name!r}; {near_matches(name, known)}")

@@ -1,0 +1,281 @@
+"""The affine transform: its gradients, its special cases, its presets."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import polymask as pm
+from nets import SPEC, batch, tiny_base, trained
+from polymask.core.binarize import binarize
+from polymask.core.bits import Bits
+from polymask.methods.affine.formula import AffineMask, affine
+from polymask.methods.affine.method import ABLATION, PRESETS, Affine
+
+LEARNED = dict.fromkeys(("k0", "k1", "k2", "k3"), "learned")
+
+
+def double_transform(shape=(4, 3, 3, 3), seed=0, **options):
+    """A transform of one site in float64 with scalars that are not zero, its W, and a G."""
+    torch.manual_seed(seed)
+    conv = nn.Conv2d(shape[1], shape[0], shape[2], padding=1, bias=False).double()
+    base = pm.load_base(conv, input=pm.InputSpec((shape[1], 6, 6), (0.5,) * 3, (0.5,) * 3))
+    method = Affine(**(LEARNED | {"scores": (-1.0, 1.0)} | options))
+    transform = method.transform(base.sites["weight"])
+    for k in ("k0", "k1", "k2", "k3"):
+        if isinstance(getattr(transform, k, None), nn.Parameter):
+            nn.init.normal_(getattr(transform, k))
+    return transform, base.tensor("weight"), torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("per", ["layer", "channel"])
+@pytest.mark.parametrize("name", ["k0", "k1", "k2", "k3"])
+def test_gradients_of_the_scalars_match_finite_differences(name, per):
+    transform, W, G = double_transform(per=per)
+    (transform.weight(W) * G).sum().backward()
+    k = getattr(transform, name)
+    gradient = k.grad.clone()
+    step = 1e-4  # the map is linear in every k: differences are exact up to rounding
+    with torch.no_grad():
+        for i in range(k.numel()):
+            values = []
+            for sign in (1, -1):
+                k.view(-1)[i] += sign * step
+                values.append((transform.weight(W) * G).sum())
+                k.view(-1)[i] -= sign * step
+            assert abs((values[0] - values[1]) / (2 * step) - gradient.view(-1)[i]) < 1e-8
+
+
+@pytest.mark.parametrize("surrogate", ["identity", "sigmoid"])
+def test_the_gradient_of_the_scores_is_that_of_the_affine_part_times_the_surrogates(surrogate):
+    transform, W, G = double_transform(surrogate=surrogate, threshold=0.1)
+    (transform.weight(W) * G).sum().backward()
+    ks = [getattr(transform, f"k{i}").detach() for i in range(4)]
+
+    def at(mask):  # E as a function of a real-valued mask: the affine part alone
+        return ((ks[0] * W + ks[1] + ks[2] * mask + ks[3] * W * mask) * G).sum()
+
+    mask, step = transform.mask().double(), 1e-4
+    slope = torch.sigmoid(transform.scores.detach() - 0.1)
+    slope = slope * (1 - slope) if surrogate == "sigmoid" else torch.ones_like(slope)
+    for i in range(mask.numel()):
+        shift = torch.zeros_like(mask)
+        shift.view(-1)[i] = step
+        difference = (at(mask + shift) - at(mask - shift)) / (2 * step)
+        expected = difference * slope.view(-1)[i]
+        assert abs(transform.scores.grad.view(-1)[i] - expected) < 1e-8
+
+
+def test_gradients_match_autograd_through_the_same_formula():
+    transform, W, G = double_transform(per="channel")
+    (transform.weight(W) * G).sum().backward()
+    fused = {name: p.grad.clone() for name, p in transform.named_parameters()}
+    transform.zero_grad()
+    M = binarize(transform.scores)
+    naive = transform.k0 * W + transform.k1 + transform.k2 * M + transform.k3 * W * M
+    (naive * G).sum().backward()
+    for name, p in transform.named_parameters():
+        torch.testing.assert_close(fused[name], p.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(transform.weight(W), naive, rtol=0, atol=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    r=st.floats(-3, 3),
+    w=st.floats(-2, 2),
+    g=st.floats(-2, 2),
+    k2=st.floats(-2, 2),
+    k3=st.floats(-2, 2),
+    surrogate=st.sampled_from(["identity", "sigmoid"]),
+)
+def test_the_scores_gradient_has_the_sign_of_the_masks(r, w, g, k2, k3, surrogate):
+    """Section 3.3 of the paper: sign((E∘h)'(r)) = sign(E'(m)), since h~' > 0."""
+    scores = torch.tensor([r], dtype=torch.float64, requires_grad=True)
+    W = torch.tensor([w], dtype=torch.float64)
+    out = AffineMask.apply(W, scores, 1.0, 0.0, k2, k3, 0.0, surrogate)
+    (out * g).sum().backward()
+    # The same products in the same order: k3 (g w) + k2 g is E'(m).
+    of_mask = (g * W) * k3 + g * k2
+    assert torch.sign(scores.grad) == torch.sign(of_mask) or of_mask.abs() < 1e-300
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(["layer", "channel"]))
+def test_the_transform_is_the_papers_equation(seed, per):
+    transform, W, _ = double_transform(seed=seed, per=per)
+    M = transform.mask().double()
+    k = [getattr(transform, f"k{i}").detach() for i in range(4)]
+    expected = k[0] * W + k[1] * torch.ones_like(W) + k[2] * M + k[3] * (W * M)
+    torch.testing.assert_close(transform.weight(W), expected, rtol=0, atol=1e-12)
+
+
+def test_full_with_k_0_0_0_1_is_piggyback_bit_for_bit():
+    base = tiny_base()
+    options = {"scores": (-1.0, 1.0), "threshold": 5e-3, "norms": "shared"}
+    domains = []
+    for method in ("affine-full", "piggyback"):
+        fixed = {"k0": 0.0, "k1": 0.0, "k2": 0.0, "k3": 1.0} if method == "affine-full" else {}
+        torch.manual_seed(0)
+        domains.append(pm.new_domain(base, method, ["a", "b"], **options, **fixed).eval())
+    for site, transform in domains[0].named_transforms():
+        W = base.tensor(site)
+        assert torch.equal(transform.weight(W), W * transform.mask())
+    images, _ = batch()
+    assert torch.equal(domains[0](base, images), domains[1](base, images))
+
+
+def test_full_with_k3_0_is_simple_bit_for_bit():
+    base = tiny_base()
+    images, _ = batch()
+    full = trained(base, "affine-full", k3=0.0)
+    simple = trained(base, "affine-simple")
+    assert torch.equal(full(base, images), simple(base, images))
+    for site, transform in simple.named_transforms():
+        k = transform.scalars()
+        W, M = base.tensor(site), transform.mask().float()
+        expected = k["k0"] * W + k["k1"] + k["k2"] * M
+        torch.testing.assert_close(transform.weight(W), expected)
+
+
+@pytest.mark.parametrize("method", [n for n, p in PRESETS.items() if p.k0 == "auto"])
+def test_a_fresh_domain_reproduces_the_bases_features_bit_for_bit(method):
+    base = tiny_base()
+    images, _ = batch()
+    domain = pm.new_domain(base, method, ["a", "b"]).eval()
+    with torch.no_grad():
+        assert torch.equal(domain.features(base, images), base.net(images))
+
+
+@pytest.mark.parametrize("method", ["piggyback", "piggyback-star-bn"])
+def test_a_fresh_piggyback_domain_reproduces_the_bases_features_too(method):
+    base = tiny_base()
+    images, _ = batch()
+    domain = pm.new_domain(base, method, ["a", "b"]).eval()
+    with torch.no_grad():
+        assert torch.equal(domain.features(base, images), base.net(images))
+
+
+@pytest.mark.parametrize("norms", ["own", "shared", "affine", "stats"])
+def test_where_k0_is_fixed_hangs_on_the_network_alone_so_that_packs_stay_readable(norms):
+    base = tiny_base()
+    for k0, fixed in (("auto", {"stem", "depthwise", "grouped"}), ("learned", set())):
+        domain = pm.new_domain(base, "affine-full", ["a"], norms=norms, k0=k0)
+        found = {name.split(".")[0] for name, t in domain.named_transforms() if "k0" in t.fixed}
+        assert found == fixed
+
+
+def test_k0_is_fixed_where_a_batch_norm_follows_and_learned_elsewhere():
+    base = tiny_base()
+    domain = pm.new_domain(base, "affine-full", ["a", "b"])
+    learned = {site for site, t in domain.named_transforms() if "k0" in dict(t.named_parameters())}
+    assert learned == {"plain.weight", "hidden.weight"}
+
+
+def test_channel_scalars_have_one_value_per_output_channel():
+    base = tiny_base()
+    domain = pm.new_domain(base, "affine-full-channel", ["a", "b"])
+    for site, transform in domain.named_transforms():
+        assert transform.scalars()["k1"].shape == (base.sites[site].shape[0],)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_channel_scalars_of_a_transposed_convolution_scale_its_output_channels(groups):
+    torch.manual_seed(0)
+    net = nn.ConvTranspose2d(4, 6, 3, groups=groups, bias=False).double()
+    base = pm.load_base(net, input=pm.InputSpec((4, 5, 5), (0.5,) * 4, (0.5,) * 4))
+    domain = pm.new_domain(base, "affine-full-channel", None).eval()
+    transform = dict(domain.named_transforms())["weight"]
+    images = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    scale = torch.randn(6, dtype=torch.float64)
+    with torch.no_grad():
+        transform.k0.copy_(scale.view(transform.k0.shape))
+        expected = net(images) * scale.view(1, 6, 1, 1)
+        torch.testing.assert_close(domain(base, images), expected, rtol=0, atol=1e-12)
+
+
+def test_there_is_one_preset_for_each_row_of_the_ablation_tables():
+    k = {
+        name: (PRESETS[name].k0, PRESETS[name].k1, PRESETS[name].k2, PRESETS[name].k3)
+        for name in ABLATION
+    }
+    learned = "learned"
+    assert list(k.values()) == [
+        (0, 0, 0, 1),
+        (0, 0, 0, 1),
+        (0, 0, 0, 1),
+        (0, learned, 0, 1),
+        ("auto", 0, learned, 0),
+        ("auto", learned, learned, 0),
+        ("auto", learned, learned, 0),
+        ("auto", 0, learned, learned),
+        ("auto", learned, 0, learned),
+        ("auto", learned, learned, learned),
+        ("auto", learned, learned, learned),
+        ("auto", learned, learned, learned),
+    ]
+    assert len({dataclasses.replace(PRESETS[n], name="") for n in ABLATION}) == 12
+
+
+def test_the_stored_form_holds_one_bit_per_weight_and_no_scores():
+    base = tiny_base()
+    frozen = trained(base).frozen()
+    for _, transform in frozen.named_transforms():
+        assert transform.scores is None
+        assert isinstance(transform.stored()["mask"], Bits)
+        assert transform.words.dtype == torch.int32
+        assert transform.words.numel() == -(-transform.mask().numel() // 32)
+
+
+def test_backward_keeps_nothing_but_its_inputs():
+    """Two tensors of the weights' size at most: W and the scores, both alive anyway."""
+    transform, W, _ = double_transform()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        transform.weight(W)
+    large = [t for t in saved if t.numel() == W.numel()]
+    own = {W.data_ptr(), transform.scores.data_ptr()}
+    assert {t.data_ptr() for t in large} <= own
+
+
+def test_half_precision_weights_stay_half_precision():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).bfloat16()
+    base = pm.load_base(net, input=SPEC)
+    domain = pm.new_domain(base, "affine-full", None)
+    weights = domain.weights(base)
+    assert weights["0.weight"].dtype == torch.bfloat16
+    weights["0.weight"].float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in domain.transforms.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k1": "leraned"}, "k1='leraned' must be a number"),
+        ({"k2": "auto"}, "k2='auto' must be a number or learned"),
+        ({"per": "row"}, "per='row' is not one of layer, channel"),
+        ({"surrogate": "relu"}, "surrogate='relu' is not one of identity, sigmoid"),
+        ({"scores": (2.0, 1.0)}, "must be a range"),
+        ({"norms": "mine"}, "norms='mine' is not one of own, shared, affine, stats"),
+        ({"norm_momentum": 2.0}, "norm_momentum=2.0 must be in"),
+        ({"treshold": 1.0}, "no option 'treshold'; near matches: threshold"),
+    ],
+)
+def test_a_senseless_option_is_refused_by_name(options, message):
+    with pytest.raises(pm.MethodError, match=message):
+        pm.create_method("affine-full", **options)
+
+
+def test_an_unknown_method_is_refused_with_near_matches():
+    with pytest.raises(
+        pm.MethodError, match=r"'afine-full' is not known; near matches: affine-full"
+    ):
+        pm.create_method("afine-full")
+
+
+def test_affine_chooses_between_two_maps():
+    W = torch.tensor([1.0, -2.0])
+    M = torch.tensor([True, False])
+    assert affine(W, M, 2.0, 0.5, 0.25, 3.0).tolist() == [5.75, -3.5]

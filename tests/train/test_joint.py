@@ -1,0 +1,89 @@
+"""Domains that are learned together: whose turn it is, and how long an epoch is."""
+
+import pytest
+import torch
+
+import polymask as pm
+from nets import block_base
+from polymask.errors import InterruptedTraining, TrainingError
+from polymask.train.checkpoint import CheckpointError
+from polymask.train.fit import Listener
+from polymask.train.joint import fit_joint
+from polymask.train.recipe import Recipe
+from sequences import Interrupt
+from short_training import Fixed
+
+RECIPE = Recipe(epochs=3, rate=1e-3, weight_rate=1e-3, head_rate=1e-2, drops=(), selection="last")
+METHODS = ["series-adapter-joint", "mtan"]
+
+
+class Noted(Fixed):
+    """Batches that say when they were taken: (pass, place)."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(steps)
+        self.taken: list[tuple[int, int]] = []
+
+    def batches(self, epoch: int = 0, start: int = 0):
+        for step, batch in enumerate(super().batches(epoch, start), start):
+            self.taken.append((epoch, step))
+            yield batch
+
+
+class Rounds(Listener):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def begin(self, recipe, steps, epoch):
+        self.announced = steps
+
+    def step(self, epoch, step, loss, images, density):
+        self.steps.append(epoch)
+
+
+def fitted(trains, method="series-adapter-joint", **arguments):
+    base = block_base()
+    torch.manual_seed(0)
+    domains = [pm.new_domain(base, method, ["a", "b", "c"]) for _ in trains]
+    domains[0].method.tie(domains)
+    fit_joint(base, domains, trains, [None] * len(trains), RECIPE, **arguments)
+    return domains
+
+
+def test_an_epoch_is_one_pass_over_the_largest_domain_and_the_others_begin_again():
+    trains, rounds = [Noted(5), Noted(2), Noted(3)], Rounds()
+    fitted(trains, listener=rounds)
+    assert rounds.announced == 5 * 3
+    assert rounds.steps == [0] * 15 + [1] * 15 + [2] * 15
+    for train in trains:  # 15 rounds, every image of a pass before the next pass begins
+        assert train.taken == [divmod(i, train.steps) for i in range(15)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("steps", [4, 11, 24])  # in a first pass, a second, the second epoch
+def test_a_run_that_was_cut_while_domains_begin_again_ends_as_one_that_was_not(
+    method, steps, tmp_path
+):
+    def trains():
+        return [Fixed(5), Fixed(2, 40), Fixed(3, 80)]
+
+    whole = fitted(trains(), method)
+    file = {"checkpoint": tmp_path / "c", "resume": True}
+    with pytest.raises(InterruptedTraining):
+        fitted(trains(), method, listener=Interrupt(steps), **file)
+    for one, other in zip(whole, fitted(trains(), method, **file), strict=True):
+        for name, tensor in one.state_dict().items():
+            assert torch.equal(tensor, other.state_dict()[name])
+
+
+def test_a_checkpoint_of_epochs_of_another_length_is_not_gone_on_from(tmp_path):
+    file = {"checkpoint": tmp_path / "c", "resume": True}
+    with pytest.raises(InterruptedTraining):
+        fitted([Fixed(5), Fixed(2)], listener=Interrupt(3), **file)
+    with pytest.raises(CheckpointError, match="is of a run with other"):
+        fitted([Fixed(4), Fixed(2)], **file)
+
+
+def test_a_domain_without_a_batch_is_refused():
+    with pytest.raises(TrainingError, match="a domain has no batch to train on"):
+        fitted([Fixed(2), Fixed(0)])
