@@ -47,9 +47,7 @@ def margin(z: Tensor) -> Tensor:
 LOGIT_RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "log mean exp of logits": lambda z: z.logsumexp(1) - math.log(z.shape[1]),
     "largest probability": lambda z: z.softmax(1).amax(1),
-    "largest probability beyond chance": lambda z: (
-        (z.softmax(1).amax(1) - 1 / z.shape[1]) / (1 - 1 / z.shape[1])
-    ),
+    "largest probability beyond chance": lambda z: (z.softmax(1).amax(1) - 1 / z.shape[1]) / (1 - 1 / z.shape[1]),
     "1 - entropy / ln C": lambda z: 1 - entropy(z) / math.log(z.shape[1]),
     "- entropy": lambda z: -entropy(z),
     "margin of logits": margin,
@@ -94,10 +92,7 @@ def main() -> None:
     report = {
         "base": base.name,
         "images_of_each_domain": options.images,
-        "accuracy": {
-            name: float((said[name, name].argmax(1) == labels[name]).float().mean())
-            for name in packs
-        },
+        "accuracy": {name: float((said[name, name].argmax(1) == labels[name]).float().mean()) for name in packs},
         "rules": rules,
         "likeness_on_all": by_likeness(features, likenesses, list(sources)),
     }
@@ -106,9 +101,7 @@ def main() -> None:
         write_atomically(options.out, (json.dumps(report, indent=1) + "\n").encode())
 
 
-def by_likeness(
-    features: dict[str, Tensor], likenesses: dict[str, Tensor], names: list[str]
-) -> dict[str, Any]:
+def by_likeness(features: dict[str, Tensor], likenesses: dict[str, Tensor], names: list[str]) -> dict[str, Any]:
     together = torch.stack([likenesses[name] for name in names])
     return chosen_right({name: fit(features[name], together) for name in names})
 
@@ -123,8 +116,7 @@ def ask(net: Callable[[Tensor], Tensor], spec: pm.InputSpec, images: list) -> Te
 def chosen_right(scores: dict[str, Tensor]) -> dict[str, Any]:
     """The share of each domain's images that a rule gives to it."""
     shares = {
-        name: float((found.argmax(1) == place).float().mean())
-        for place, (name, found) in enumerate(scores.items())
+        name: float((found.argmax(1) == place).float().mean()) for place, (name, found) in enumerate(scores.items())
     }
     return {"right": float(np.mean(list(shares.values()))), "by_domain": shares}
 

@@ -70,9 +70,7 @@ def measure_parts(options: argparse.Namespace) -> None:
     data = setting.load_domains(options.steps)
     net = setting.make_net(data)
     measures = {
-        "systems": lambda: {
-            name: sequence.measure(make, net, data) for name, make in SYSTEMS.items()
-        },
+        "systems": lambda: {name: sequence.measure(make, net, data) for name, make in SYSTEMS.items()},
         "class_counts_in_peft": lambda: sequence.try_class_counts(net, data),
         "step_time": lambda: {
             "clock": "CPU seconds, one thread",
@@ -84,8 +82,7 @@ def measure_parts(options: argparse.Namespace) -> None:
     }
     before = json.loads(options.out.read_text()) if options.out.exists() else {}
     results: dict[str, Any] = {
-        "versions": {name: version(name) for name in PACKAGES}
-        | {"python": platform.python_version()},
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
         "setup": {
             "base": "torchvision resnet18, random weights of seed 0",
             "side": setting.SIDE,

@@ -129,9 +129,7 @@ def table(results: dict[str, Any]) -> str:
     """Shares in percent."""
     rows = [["images", "px", "waiting", "making, of CPU", "reading, of a run", "images a second"]]
     for source, row in results["sources"].items():
-        shares = [
-            f"{100 * row[f'{name}_share']:.1f} %" for name in ("waiting", "making", "reading")
-        ]
+        shares = [f"{100 * row[f'{name}_share']:.1f} %" for name in ("waiting", "making", "reading")]
         rows.append([source, str(row["side"]), *shares, str(row["training_images_per_second"])])
     return markdown(rows)
 

@@ -77,9 +77,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--image-side", type=int, default=256, help="of the JPEGs that are sent")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument(
-        "--many-only", action="store_true", help="leave what the file says of one warm domain"
-    )
+    parser.add_argument("--many-only", action="store_true", help="leave what the file says of one warm domain")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -114,9 +112,7 @@ def make_library(base: pm.Base, folder: Path, count: int) -> tuple[pm.Domain, in
     return domain, cache.stats.bytes
 
 
-def single_domain(
-    base: pm.Base, domain: pm.Domain, library: Path, options: argparse.Namespace
-) -> dict[str, Any]:
+def single_domain(base: pm.Base, domain: pm.Domain, library: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The server and the bare network in turn, `ROUNDS` times."""
     bodies = [form("d0000", options.batch, options.image_side)]
     flags = ["--base", BASE, "--max-batch", str(options.batch), "--workers", str(options.workers)]

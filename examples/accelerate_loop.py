@@ -54,8 +54,7 @@ def main() -> None:
                 break
 
     accelerator.print(
-        f"{accelerator.num_processes} processes, {step} steps: loss {losses[0]:.3f} -> "
-        f"{sum(losses[-5:]) / 5:.3f}"
+        f"{accelerator.num_processes} processes, {step} steps: loss {losses[0]:.3f} -> {sum(losses[-5:]) / 5:.3f}"
     )
     if accelerator.is_main_process:
         domain.save(given.out)

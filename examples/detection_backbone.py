@@ -87,9 +87,7 @@ def main() -> None:
     )
     own = {id(parameter) for parameter in domain.parameters()}
     rest = [p for p in detector.parameters() if id(p) not in own]
-    optimiser = torch.optim.Adam(
-        [{"params": list(domain.parameters()), "lr": 2e-4}, {"params": rest}], 2e-3
-    )
+    optimiser = torch.optim.Adam([{"params": list(domain.parameters()), "lr": 2e-4}, {"params": rest}], 2e-3)
     losses = []
     for step in range(STEPS):
         images, targets = make_scenes(BATCH)

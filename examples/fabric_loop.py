@@ -55,10 +55,7 @@ def main() -> None:
             if step == given.steps:
                 break
 
-    fabric.print(
-        f"{fabric.world_size} processes, {step} steps: loss {losses[0]:.3f} -> "
-        f"{sum(losses[-5:]) / 5:.3f}"
-    )
+    fabric.print(f"{fabric.world_size} processes, {step} steps: loss {losses[0]:.3f} -> {sum(losses[-5:]) / 5:.3f}")
     if fabric.is_global_zero:
         domain.save(given.out)
 

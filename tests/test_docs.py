@@ -107,9 +107,7 @@ def test_every_link_between_pages_leads_somewhere():
 def test_lists_and_tables_stand_apart_so_that_the_site_shows_them_too(page):
     begins = re.compile(r"[*+-] |\d+\. |\|")
     for block in re.split(r"\n\s*\n", FENCED.sub("", page.read_text())):
-        first, *rest = [line for line in block.strip("\n").splitlines() if "<!--" not in line] or [
-            ""
-        ]
+        first, *rest = [line for line in block.strip("\n").splitlines() if "<!--" not in line] or [""]
         if not first.startswith("    ") and not begins.match(first.lstrip()):
             assert not any(begins.match(line) for line in rest), block
 

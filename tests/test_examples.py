@@ -44,8 +44,6 @@ def test_an_example_runs_by_its_command_and_keeps_its_promise(example, tmp_path)
     words = shlex.split(command(example))
     assert words[0].startswith(".venv/bin/")
     given = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        words, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=900
-    )
+    run = subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.strip(), "an example prints what it shows"

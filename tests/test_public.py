@@ -18,11 +18,7 @@ def test_every_public_name_can_be_had_and_is_documented():
 def test_the_names_for_type_checkers_are_those_at_run_time():
     tree = ast.parse(Path(pm.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    declared = {
-        (node.module.removeprefix("polymask."), alias.name)
-        for node in block.body
-        for alias in node.names
-    }
+    declared = {(node.module.removeprefix("polymask."), alias.name) for node in block.body for alias in node.names}
     assert declared == {(module, name) for name, module in pm._MODULE_OF.items()}
 
 

@@ -44,9 +44,7 @@ class Assumptions:
 
 def main() -> None:
     """Print the plan."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Assumptions):
         kind = _count if isinstance(field.default, int) else type(field.default)
         parser.add_argument(f"--{field.name}", type=kind, default=field.default)
@@ -71,8 +69,7 @@ def plan(a: Assumptions) -> str:
         f"  a pack                  {pack / 1e6:8.2f} MB  ({_parts(bits)})",
         f"  all packs               {a.domains * pack / 1e12:8.2f} TB",
         f"  in {a.replicas} copies             {a.replicas * a.domains * pack / 1e12:8.2f} TB",
-        f"  as whole networks       {a.domains * network / 1e12:8.2f} TB  "
-        f"({network / 1e6:.1f} MB each, in one copy)",
+        f"  as whole networks       {a.domains * network / 1e12:8.2f} TB  ({network / 1e6:.1f} MB each, in one copy)",
         "",
         f"serving, requests by Zipf({a.zipf:g})",
         "  merged domains held       memory   hits   added to a request, mean   devices",
@@ -94,8 +91,7 @@ def plan(a: Assumptions) -> str:
     lines += [
         f"  a miss: {1000 * pack / a.disk:.1f} ms to read the pack, {1000 * merge:.1f} ms to merge "
         f"it; {a.requests:g} requests a second, {1000 * a.forward:g} ms each",
-        f"  {_bytes(a.memory)} hold {fit:,} packs as they are: {100 * packed:.1f} % of requests "
-        "then read a disk",
+        f"  {_bytes(a.memory)} hold {fit:,} packs as they are: {100 * packed:.1f} % of requests then read a disk",
         "",
         "training, every domain once",
         f"  a domain                {a.images * a.epochs / a.speed:8.0f} s of a device  "
@@ -103,8 +99,7 @@ def plan(a: Assumptions) -> str:
     ]
     hours = a.domains * a.images * a.epochs / a.speed / 3600
     lines += [
-        f"  all                     {hours:8,.0f} hours, {hours / a.devices / 24:.1f} days of "
-        f"{a.devices} devices",
+        f"  all                     {hours:8,.0f} hours, {hours / a.devices / 24:.1f} days of {a.devices} devices",
         f"  at {a.price:g} an hour           {hours * a.price:8,.0f}",
     ]
     return "\n".join(lines) + "\n"

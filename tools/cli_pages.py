@@ -105,8 +105,7 @@ def table(options: list[Option]) -> str:
     if not options:
         return ""
     rows = [
-        f"| `{o.shown}` | {o.meaning.replace('|', chr(92) + '|')} | "
-        f"{'needed' if o.needed else o.default} |"
+        f"| `{o.shown}` | {o.meaning.replace('|', chr(92) + '|')} | {'needed' if o.needed else o.default} |"
         for o in options
     ]
     return "\n".join(["| option | meaning | default |", "|---|---|---|", *rows])

@@ -109,10 +109,7 @@ def trials(runs: Path) -> str:
         text = f"{sum(reached) / len(reached):.1f}" if reached else "not finite"
         place, _, value = values.partition("=")
         rows.append((method, domain, place, float(value), text))
-    lines = [
-        [f"`{method}`", domain, f"{place} {value:g}", text]
-        for method, domain, place, value, text in sorted(rows)
-    ]
+    lines = [[f"`{method}`", domain, f"{place} {value:g}", text] for method, domain, place, value, text in sorted(rows)]
     return grid(["method", "domain", "tried", "accuracy on val, %"], lines)
 
 

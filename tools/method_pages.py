@@ -59,10 +59,7 @@ def written() -> dict[str, str]:
         module = type(method).__module__
         if module.startswith("polymask.methods."):
             families.setdefault(module.split(".")[2], []).append(method)
-    pages = {
-        f"{module.replace('_', '-')}.md": page(base, module, methods)
-        for module, methods in families.items()
-    }
+    pages = {f"{module.replace('_', '-')}.md": page(base, module, methods) for module, methods in families.items()}
     return pages | {"README.md": index(base, families)}
 
 
@@ -82,9 +79,7 @@ def page(base: pm.Base, module: str, methods: list[Method]) -> str:
         facts = [f"Reference: {kind.reference}."]
         facts += [textwrap.fill(kind.differences, 110)] if kind.differences else []
         parts.append("### Reference, and differences from the original\n\n" + "\n\n".join(facts))
-    note = (
-        f"Made by `python tools/method_pages.py` from `src/{home.__name__.replace('.', '/')}.py`."
-    )
+    note = f"Made by `python tools/method_pages.py` from `src/{home.__name__.replace('.', '/')}.py`."
     return "\n\n".join([*parts, note]) + "\n"
 
 

@@ -112,9 +112,7 @@ def network_of(name: str) -> pm.Base:
 def line(table: PublishedTable, row: PublishedRow, domains: int) -> str:
     """One system."""
     if row.method is None:
-        return (
-            f"| {row.label} | – | – | {row.params:g} | – | – | – | – | not a method of polymask |"
-        )
+        return f"| {row.label} | – | – | {row.params:g} | – | – | – | – | not a method of polymask |"
     network = next((n for n, systems in NETWORKS.items() if row.system in systems), table.base)
     base = network_of(network)
     found = pm.account(base, row.method, domains=domains)

@@ -45,8 +45,7 @@ def load(found: dict[str, Any]) -> str:
             f"{single['share_of_bare']:.2f} of it",
         ),
         (
-            f"{many['domains']:,} domains by Zipf(1.0), {many['cache_networks']} kept warm, "
-            "one image a request",
+            f"{many['domains']:,} domains by Zipf(1.0), {many['cache_networks']} kept warm, one image a request",
             f"{many['images_per_second']:.1f} images a second",
         ),
         ("its times", f"p50 {many['p50_ms']:.0f} ms, p99 {many['p99_ms']:.0f} ms"),
@@ -62,8 +61,7 @@ def load(found: dict[str, Any]) -> str:
         rows.append(
             (
                 f"the same draws by full checkpoints, {what}",
-                f"{one['images_per_second']:.1f} images a second: the server does "
-                f"{one['factor']:.2f} times as many",
+                f"{one['images_per_second']:.1f} images a second: the server does {one['factor']:.2f} times as many",
             )
         )
     rows.append(
@@ -93,8 +91,7 @@ def auto(found: dict[str, Any]) -> str:
         f"{found['images_of_each_domain']} test images of each of {len(names)} domains "
         f"({', '.join(names)}) on {found['base']}. With {len(others)} more "
         f"({', '.join(others)}) the likeness finds {100 * everywhere['right']:.1f} %; "
-        "its lowest are "
-        + " and ".join(f"{name} with {100 * share:.0f} %" for name, share in lowest)
+        "its lowest are " + " and ".join(f"{name} with {100 * share:.0f} %" for name, share in lowest)
     )
     return _table(("the domain with the largest …", "is the right one for"), rows) + f"\n{about}.\n"
 

@@ -48,8 +48,7 @@ def heads(ways: dict[str, Any]) -> str:
 def step_time(settings: list[dict[str, Any]], systems: list[str]) -> str:
     timed = ["fine-tuning again", *systems]
     rows = [
-        [f"{row['side']} px, batch {row['batch']}", *(ratio(row["ratios"][name]) for name in timed)]
-        for row in settings
+        [f"{row['side']} px, batch {row['batch']}", *(ratio(row["ratios"][name]) for name in timed)] for row in settings
     ]
     return markdown(["step", *timed], rows)
 
@@ -83,9 +82,7 @@ def accuracies(row: dict[str, Any]) -> str:
 
 ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "first domain's outputs, largest": lambda r: number(r["first_domain_largest_output"]),
-    "… difference after two more domains": lambda r: number(
-        r["first_domain_difference_after_two_more"]
-    ),
+    "… difference after two more domains": lambda r: number(r["first_domain_difference_after_two_more"]),
     "… predictions changed": lambda r: f"{r['first_domain_predictions_changed_percent']:.1f} %",
     "… test accuracy, before and after": accuracies,
     "… difference after save and load": lambda r: number(r["difference_after_save_and_load"]),

@@ -82,12 +82,8 @@ def try_class_counts(net: nn.Module, data: dict[str, DomainSample]) -> dict[str,
     }
     with tempfile.TemporaryDirectory() as folder:
         system.save(WIDEST, Path(folder))
-        found["head exchanged by hand: load"] = attempt(
-            lambda: system.loaded_outputs(WIDEST, Path(folder), images)
-        )
-    found["head exchanged by hand: mixed batch"] = attempt(
-        lambda: system.mixed([FIRST, WIDEST] * 2, images)
-    )
+        found["head exchanged by hand: load"] = attempt(lambda: system.loaded_outputs(WIDEST, Path(folder), images))
+    found["head exchanged by hand: mixed batch"] = attempt(lambda: system.mixed([FIRST, WIDEST] * 2, images))
     return found
 
 

@@ -70,9 +70,7 @@ def train(model: nn.Module, batches: Batches, rate: float, hold_norms: bool = Fa
     model.eval()
 
 
-def stepper(
-    model: nn.Module, rate: float, hold_norms: bool = False
-) -> Callable[[Tensor, Tensor], None]:
+def stepper(model: nn.Module, rate: float, hold_norms: bool = False) -> Callable[[Tensor, Tensor], None]:
     """One training step of whatever in the model learns, the same for every system."""
     model.train()
     if hold_norms:

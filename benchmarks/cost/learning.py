@@ -121,11 +121,7 @@ def step(clock: Clock, rounds: int) -> dict[str, Any]:
         "literal Piggyback": piggyback(net, CLASSES),
         "PEFT LoRA, rank 8": lora(net, CLASSES),
     }
-    calls = {
-        name: partial(stepper(model), images, labels)
-        for name, model in models.items()
-        if model is not None
-    }
+    calls = {name: partial(stepper(model), images, labels) for name, model in models.items() if model is not None}
     calls |= {"masks, eager": masks("eager"), "masks, compiled": masks("compiled")}
     seconds = clock.interleaved(calls, rounds)
     set_kernels("eager")
@@ -136,9 +132,7 @@ def stepper(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
     """One step of whatever in the model learns."""
     model.train().to(memory_format=torch.channels_last)
     if isinstance(model, NaiveMasks):
-        model.base.apply(
-            lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t
-        )
+        model.base.apply(lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t)
     learned = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.Adam(learned, 1e-4, fused=True)
 
@@ -164,9 +158,7 @@ def settings(clock: Clock, rounds: int) -> dict[str, Any]:
     return {"side": 96, "batch": 8, "ratios": found}
 
 
-def timed_setting(
-    base: pm.Base, side: int, batch: int, *, channels_last: bool, autocast: bool
-) -> Callable[[], object]:
+def timed_setting(base: pm.Base, side: int, batch: int, *, channels_last: bool, autocast: bool) -> Callable[[], object]:
     recipe = get_recipe("quick", side=side, channels_last=channels_last, autocast=autocast)
     domain = pm.new_domain(base, "finetune", NAMES).train()
     learner = DomainLearner(base, domain, recipe)

@@ -146,9 +146,7 @@ def show(clock: Clock, rounds: int) -> dict[str, Any]:
         worn_domain(base).save(pack)
         lines = []
         for _ in range(5):
-            run = subprocess.run(
-                [sys.executable, "-c", code, str(pack)], capture_output=True, text=True, check=True
-            )
+            run = subprocess.run([sys.executable, "-c", code, str(pack)], capture_output=True, text=True, check=True)
             lines.append(run.stderr.split()[-2:])
         size = pack.stat().st_size
     return {

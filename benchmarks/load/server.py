@@ -78,8 +78,7 @@ class Server:
         """The cache's hits and misses so far."""
         text = self.get("/metrics")
         return {
-            name: float(re.search(rf"^polymask_cache_{name}_total (\S+)", text, re.M)[1])
-            for name in ("hits", "misses")
+            name: float(re.search(rf"^polymask_cache_{name}_total (\S+)", text, re.M)[1]) for name in ("hits", "misses")
         }
 
     def resident(self) -> float:
@@ -164,7 +163,5 @@ class Memory:
             "resident_mb_first_half": float(np.mean(self.samples[:half])),
             "resident_mb_second_half": float(np.mean(self.samples[half:])),
             "resident_mb_most": float(np.max(self.samples)),
-            "resident_mb_per_minute_at_the_end": float(
-                np.polyfit(minutes, self.samples[half:], 1)[0]
-            ),
+            "resident_mb_per_minute_at_the_end": float(np.polyfit(minutes, self.samples[half:], 1)[0]),
         }

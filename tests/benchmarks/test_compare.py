@@ -33,10 +33,7 @@ def ahead_by(*points: float, seeds: Sequence[float] = (0, 0, 0)) -> tuple[Accura
     """Two methods whose difference on each domain is that, with a seed's luck on top of both."""
     names = "abcdefghij"[: len(points)]
     second = {name: [70.0 + luck for luck in seeds] for name in names}
-    first = {
-        name: [70.0 + more + luck for luck in seeds]
-        for name, more in zip(names, points, strict=True)
-    }
+    first = {name: [70.0 + more + luck for luck in seeds] for name, more in zip(names, points, strict=True)}
     return first, second
 
 
@@ -47,10 +44,7 @@ def compared(*points: float, seeds: Sequence[float] = (0, 0, 0)) -> Comparison:
 
 def stilled(outcome: Outcome, flipped: int = 89) -> Outcome:
     """The same, with masks of which so many bits moved."""
-    domains = {
-        name: replace(one, flipped=flipped, masked=3_300_000)
-        for name, one in outcome.domains.items()
-    }
+    domains = {name: replace(one, flipped=flipped, masked=3_300_000) for name, one in outcome.domains.items()}
     return replace(outcome, domains=domains)
 
 
@@ -89,12 +83,10 @@ def test_students_points_are_those_of_the_tables(freedom: int, point: float) -> 
 
 def test_a_difference_is_told_in_one_sentence() -> None:
     assert compared(0.9, 1.1, 0.9, 1.2, -0.1).sentence == (
-        "affine-full is ahead of piggyback-bn by 0.8 ± 0.6 points "
-        "(4 of 5 domains; 3 seeds; 95 % over domains)"
+        "affine-full is ahead of piggyback-bn by 0.8 ± 0.6 points (4 of 5 domains; 3 seeds; 95 % over domains)"
     )
     assert compared(-0.9, -1.1, -0.9, -1.2, 0.1).sentence == (
-        "affine-full is behind piggyback-bn by 0.8 ± 0.6 points "
-        "(4 of 5 domains; 3 seeds; 95 % over domains)"
+        "affine-full is behind piggyback-bn by 0.8 ± 0.6 points (4 of 5 domains; 3 seeds; 95 % over domains)"
     )
 
 

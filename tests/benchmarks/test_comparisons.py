@@ -73,9 +73,7 @@ def test_a_method_in_order_that_leaves_the_base_alone_has_no_loss_of_the_base() 
         ("efficientnet-lite0", "resnet50", False),
     ],
 )
-def test_the_published_table_is_that_of_the_base_or_else_resnet_50s(
-    base: str, name: str, same: bool
-) -> None:
+def test_the_published_table_is_that_of_the_base_or_else_resnet_50s(base: str, name: str, same: bool) -> None:
     beside = find_published(tabulate(make_runs(methods=("finetune",), base=base)))
     assert beside is not None
     assert (beside.table.name, beside.same_base) == (name, same)

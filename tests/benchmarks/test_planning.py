@@ -130,9 +130,7 @@ def test_classes_can_be_cut_for_all_domains_or_for_some(tmp_path):
     assert any("first 3 of 4 classes" in note for note in data.notes)
 
 
-def test_ordered_methods_get_one_job_for_each_direction_and_others_one_for_each_domain(
-    domains, tmp_path
-):
+def test_ordered_methods_get_one_job_for_each_direction_and_others_one_for_each_domain(domains, tmp_path):
     asked = request(domains, tmp_path / "runs", seeds=(0, 1))
     plan = make_plan(asked)
     jobs = final_jobs(asked, plan)

@@ -55,9 +55,7 @@ def test_a_printed_score_is_within_the_interval_of_its_accuracies(name: str, sys
 
 
 @pytest.mark.parametrize(("name", "system"), ROWS)
-def test_a_printed_score_per_parameter_is_the_printed_score_over_the_printed_parameters(
-    name: str, system: str
-) -> None:
+def test_a_printed_score_per_parameter_is_the_printed_score_over_the_printed_parameters(name: str, system: str) -> None:
     row = TABLES[name].rows[system]
     off = abs(row.score_per_param - row.score / row.params)
     consistent = off <= 0.5 + 0.5 / row.params + 1e-9

@@ -89,9 +89,7 @@ class Cluster:
         from ray.cluster_utils import Cluster as Nodes
 
         self.nodes = started(
-            lambda: Nodes(
-                initialize_head=True, head_node_args=node_settings() | {"include_dashboard": False}
-            )
+            lambda: Nodes(initialize_head=True, head_node_args=node_settings() | {"include_dashboard": False})
         )
         # One has a GPU: Ray takes our word for it.
         self.second = started(lambda: self.nodes.add_node(**node_settings(), num_gpus=1))
@@ -129,9 +127,7 @@ class Cluster:
     def left(self) -> list[int]:
         """Its processes that still run."""
         return [
-            pid
-            for pid in self.pids
-            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+            pid for pid in self.pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
         ]
 
 

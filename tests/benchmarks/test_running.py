@@ -126,9 +126,7 @@ def test_memory_of_one_process_is_not_a_shared_folder():
 
 
 def test_a_node_with_other_versions_says_which(tmp_path):
-    assert (
-        "not polymask 0.0; install the same" in meeting(tmp_path, versions="polymask 0.0").check()
-    )
+    assert "not polymask 0.0; install the same" in meeting(tmp_path, versions="polymask 0.0").check()
 
 
 def test_a_node_counts_the_images_that_it_sees(jobs, tmp_path):

@@ -147,10 +147,7 @@ def test_a_run_gives_a_submission_that_its_labels_score(tmp_path):
 def test_stripped_test_images_get_their_labels_from_the_organisers_archive(tmp_path, make_labels):
     make_decathlon(tmp_path, "dtd", labelled=False)
     numbers_of = [
-        e["id"]
-        for e in json.loads((tmp_path / "annotations" / "dtd_test_stripped.json").read_text())[
-            "images"
-        ]
+        e["id"] for e in json.loads((tmp_path / "annotations" / "dtd_test_stripped.json").read_text())["images"]
     ]
     answers = [{"image_id": image, "category_id": 40_000_001} for image in numbers_of]
     archive = make_labels(dtd={"images": [], "annotations": answers, "categories": []})

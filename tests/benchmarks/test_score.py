@@ -173,9 +173,7 @@ def write(folder: Path, text: str) -> Path:
         ('{"a": 8e1}', 0),
     ],
 )
-def test_decimals_are_those_of_the_longest_number_as_written(
-    tmp_path: Path, text: str, decimals: int
-) -> None:
+def test_decimals_are_those_of_the_longest_number_as_written(tmp_path: Path, text: str, decimals: int) -> None:
     read = read_accuracies(write(tmp_path, text))
     assert read.accuracy.decimals == decimals
     assert read.accuracy.values == json.loads(text)

@@ -42,9 +42,7 @@ def room(tmp_path: Path, make_labels: Callable[..., Path]) -> Path:
     (tmp_path / "sketch.json").write_text(json.dumps(sketch))
     labels = read_labels(make_labels())
     answers = [
-        {"image_id": image, "category_id": category}
-        for part in labels.values()
-        for image, category in part.items()
+        {"image_id": image, "category_id": category} for part in labels.values() for image, category in part.items()
     ]
     (tmp_path / "results.json").write_text(json.dumps(answers))
     (tmp_path / "few.json").write_text(json.dumps(answers[3:]))

@@ -52,8 +52,7 @@ def found(reached, job):
     """What a job would have found, had it reached some accuracy on every domain."""
     base = {"pack_bytes": 0, "bits_per_weight": 0, "components": {}, "layers": [], "epochs": []}
     domains = {
-        name: base | {"test_accuracy": reached, "learned": reached, "val_accuracy": None}
-        for name, _ in job.domains
+        name: base | {"test_accuracy": reached, "learned": reached, "val_accuracy": None} for name, _ in job.domains
     }
     facts = {"registered": "", "options": {}, "base_after": None, "seconds": 0.0}
     facts |= {"params_paper": 1.0, "params_stored": 1.0, "domains": domains}
@@ -61,9 +60,7 @@ def found(reached, job):
     return Outcome.from_json(facts | about)
 
 
-def test_a_method_is_tried_with_every_value_on_the_named_domains_with_the_first_seed(
-    suite, tmp_path
-):
+def test_a_method_is_tried_with_every_value_on_the_named_domains_with_the_first_seed(suite, tmp_path):
     request = ask(suite, tmp_path, ("bn-only", "finetune"), seeds=(2, 1))
     jobs = search_jobs(request, make_plan(request))
     assert [(job.trained_as, job.domains[0][0], job.seed) for job in jobs] == [

@@ -19,9 +19,7 @@ MakeLabels = Callable[..., Path]
 
 def answers(labels: dict[str, dict[int, int]]) -> list[dict[str, int]]:
     return [
-        {"image_id": image, "category_id": category}
-        for part in labels.values()
-        for image, category in part.items()
+        {"image_id": image, "category_id": category} for part in labels.values() for image, category in part.items()
     ]
 
 
@@ -136,9 +134,7 @@ def test_a_domain_twice_in_the_archive_is_refused(make_labels: MakeLabels) -> No
         read_labels(path)
 
 
-def test_archives_that_are_not_what_they_should_be_are_refused(
-    make_labels: MakeLabels, tmp_path: Path
-) -> None:
+def test_archives_that_are_not_what_they_should_be_are_refused(make_labels: MakeLabels, tmp_path: Path) -> None:
     path = make_labels()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -242,8 +238,7 @@ def test_a_submission_that_lacks_images_is_not_written(tmp_path: Path) -> None:
 def test_a_whole_submission_has_139760_answers(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     predictions = {
-        name: {f"{stem:06}": 0 for stem in range(1, numbers.test + 1)}
-        for name, numbers in NUMBERINGS.items()
+        name: {f"{stem:06}": 0 for stem in range(1, numbers.test + 1)} for name, numbers in NUMBERINGS.items()
     }
     write_submission(path, predictions)
     assert len(json.loads(path.read_text())) == 139_760

@@ -62,9 +62,7 @@ def test_the_score_of_the_means_is_not_the_mean_of_the_seeds_scores() -> None:
     assert ba2.score is not None
     assert ba2.score.score == pytest.approx(500)
     by_seed = [562.5 + 250, 62.5 + 250]
-    assert ba2.score_by_seed == Statistic(
-        pytest.approx(562.5), pytest.approx((by_seed[0] - by_seed[1]) / sqrt(2)), 2
-    )
+    assert ba2.score_by_seed == Statistic(pytest.approx(562.5), pytest.approx((by_seed[0] - by_seed[1]) / sqrt(2)), 2)
 
 
 def test_without_individual_networks_there_is_no_score_and_a_reason() -> None:
@@ -100,9 +98,7 @@ def decathlon(**changes: Any) -> ResultTable:
     accuracy = {name: row.accuracy[name] for name in DECATHLON}
     outcomes = [make_outcome("affine-full", {name: accuracy[name]}) for name in accuracy]
     own = {"own": "imagenet12", "own_accuracy": row.accuracy["imagenet12"]}
-    plan = make_plan(
-        tuple(DECATHLON), ("affine-full",), (0,), benchmark="decathlon", **(own | changes)
-    )
+    plan = make_plan(tuple(DECATHLON), ("affine-full",), (0,), benchmark="decathlon", **(own | changes))
     return tabulate(Runs(plan, tuple(outcomes)))
 
 
@@ -115,9 +111,7 @@ def test_the_whole_decathlon_is_scored_against_its_organisers_networks() -> None
     assert table.reference.whole
 
 
-@pytest.mark.parametrize(
-    "changes", [{"own": None, "own_accuracy": None}, {"own": "tiny-imagenet"}, {"own": "dtd"}]
-)
+@pytest.mark.parametrize("changes", [{"own": None, "own_accuracy": None}, {"own": "tiny-imagenet"}, {"own": "dtd"}])
 def test_less_than_the_decathlon_is_not_scored_as_the_decathlon(changes: dict[str, Any]) -> None:
     table = decathlon(**changes)
     assert not table.reference.whole

@@ -56,9 +56,7 @@ def test_words_and_a_single_value_have_no_ladder() -> None:
 
 
 def test_settings_are_written_as_on_a_command_line() -> None:
-    assert settings_text({"rate": 3e-4, "drops": [4, 6], "norms": "own"}) == (
-        "rate=0.0003, drops=4,6, norms=own"
-    )
+    assert settings_text({"rate": 3e-4, "drops": [4, 6], "norms": "own"}) == ("rate=0.0003, drops=4,6, norms=own")
 
 
 def test_a_rows_mean_over_domains_has_a_deviation_over_whole_seeds() -> None:

@@ -109,10 +109,7 @@ def test_a_domain_is_not_overwritten_without_force(room, with_data, monkeypatch,
     words = ["convert", "digits.safetensors", *BASE, "--name", "refined"]
     assert main(words) == 1
     error = capsys.readouterr().err.strip()
-    assert error == (
-        "polymask: library/refined.safetensors exists; choose another name, or --force to "
-        "replace it"
-    )
+    assert error == ("polymask: library/refined.safetensors exists; choose another name, or --force to replace it")
     assert (room / "library" / "refined.safetensors").read_bytes() == before
     assert main([*words, "--force", "--out", "library"]) == 0
     assert (room / "library" / "refined.safetensors").read_bytes() != before

@@ -25,9 +25,7 @@ HEAVY = {"torch", "numpy", "safetensors", "PIL", "matplotlib", "ray", "fastapi",
 
 def modules_of(*words):
     """The names of all modules that a command imports, and what it printed."""
-    run = subprocess.run(
-        [sys.executable, "-c", MODULES, *map(str, words)], capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", MODULES, *map(str, words)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return set(json.loads(run.stderr.splitlines()[-1])), run.stdout
 

@@ -109,9 +109,7 @@ def test_predict_takes_files_folders_and_patterns(room):
     words = ["pictures/0.png", "pictures", "pictures/*.png"]
     run = polymask("predict", "digits", *words, "--top-k", "2", "--json", cwd=room)
     rows = json.loads(run.stdout)
-    assert [row["image"] for row in rows] == ["pictures/0.png"] + 2 * [
-        f"pictures/{i}.png" for i in range(3)
-    ]
+    assert [row["image"] for row in rows] == ["pictures/0.png"] + 2 * [f"pictures/{i}.png" for i in range(3)]
     assert all(len(row["top"]) == 2 for row in rows)
     assert rows[0] == rows[1] == rows[4]
     text = polymask("predict", "digits", "pictures/1.png", cwd=room).stdout
@@ -134,14 +132,9 @@ def test_merge_writes_an_ordinary_state_dict(room):
 
 
 def test_list_and_show_need_no_torch(room):
-    code = (
-        "import sys; from polymask.cli import main; main(sys.argv[1:]);"
-        "assert 'torch' not in sys.modules"
-    )
+    code = "import sys; from polymask.cli import main; main(sys.argv[1:]);assert 'torch' not in sys.modules"
     for words in (["list", "library"], ["show", "library/digits.safetensors"]):
-        run = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=room, capture_output=True, text=True
-        )
+        run = subprocess.run([sys.executable, "-c", code, *words], cwd=room, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
         assert "affine-full" in run.stdout
     shown = polymask("show", "library/digits.safetensors", "--json", cwd=room)

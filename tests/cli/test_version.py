@@ -47,9 +47,7 @@ def test_verbose_adds_what_torch_says(capsys):
     assert main(["--version", "--verbose"]) == 0
     text = capsys.readouterr().out
     assert f"cpu ({torch.backends.cpu.get_cpu_capability()})" in text
-    assert any(
-        line.split() == ["threads", str(torch.get_num_threads())] for line in text.split("\n")
-    )
+    assert any(line.split() == ["threads", str(torch.get_num_threads())] for line in text.split("\n"))
 
 
 def test_the_report_names_no_path_no_user_and_no_host(capsys):
@@ -80,10 +78,7 @@ def test_the_compiler_is_named_with_its_version(monkeypatch, tmp_path):
 def test_without_a_compiler_the_report_says_so(monkeypatch, capsys):
     monkeypatch.setattr(environment.shutil, "which", lambda name: None)
     assert main(["--version"]) == 0
-    assert any(
-        line.split(maxsplit=1) == ["compiler", "none found"]
-        for line in capsys.readouterr().out.splitlines()
-    )
+    assert any(line.split(maxsplit=1) == ["compiler", "none found"] for line in capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize("form", sorted(TEMPLATES.glob("[!c]*.yml")), ids=lambda path: path.stem)

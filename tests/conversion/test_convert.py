@@ -78,10 +78,7 @@ def refined(base, state, data, loaders):
 def same_stored(a, b):
     ours, theirs = a.stored(), b.stored()
     assert ours.keys() == theirs.keys()
-    return all(
-        torch.equal(getattr(t, "words", t), getattr(theirs[n], "words", theirs[n]))
-        for n, t in ours.items()
-    )
+    return all(torch.equal(getattr(t, "words", t), getattr(theirs[n], "words", theirs[n])) for n, t in ours.items())
 
 
 def test_the_masks_are_the_signs_of_the_change_and_all_else_is_copied(base, state):
@@ -198,9 +195,7 @@ def test_senseless_options_are_refused_by_name(base, state, options, message):
         convert(base, state, **options)
 
 
-def test_distillation_brings_the_outputs_nearer_and_changes_the_scales_alone(
-    base, state, data, loaders
-):
+def test_distillation_brings_the_outputs_nearer_and_changes_the_scales_alone(base, state, data, loaders):
     options = {"data": data, "recipe": RECIPE, "loaders": loaders, "statistics": "checkpoint"}
     before = one_bit_domain(base, Finetuned.read(base, state), NAMES)
     after = convert(base, state, steps=60, **options)
@@ -228,9 +223,7 @@ def test_the_statistics_that_bring_the_outputs_nearer_on_val_are_kept(base, stat
     assert errors["auto"] == min(errors.values())
 
 
-def test_accuracies_of_the_checkpoint_and_of_the_pack_are_measured(
-    base, refined, tuned_net, loaders
-):
+def test_accuracies_of_the_checkpoint_and_of_the_pack_are_measured(base, refined, tuned_net, loaders):
     outputs = refined.outputs
     images, labels = zip(*loaders.test.batches(), strict=True)
     with torch.no_grad():
@@ -243,9 +236,7 @@ def test_accuracies_of_the_checkpoint_and_of_the_pack_are_measured(
     assert outputs.agreement > 80
 
 
-def test_a_saved_pack_gives_the_same_outputs_and_merges_to_the_networks_names(
-    base, refined, tuned_net, tmp_path
-):
+def test_a_saved_pack_gives_the_same_outputs_and_merges_to_the_networks_names(base, refined, tuned_net, tmp_path):
     refined.domain.save(tmp_path / "trees.safetensors")
     loaded = pm.load_domain(tmp_path / "trees.safetensors", base)
     merged = loaded.merged(base)

@@ -56,9 +56,7 @@ def logits_of(base, domain, pixels):
     return domain.merged(base)(Feed(domain.input).batch(pixels))
 
 
-def test_an_onnx_file_says_what_pytorch_says_of_real_images_in_batches_of_any_size(
-    base, domain, digits, written
-):
+def test_an_onnx_file_says_what_pytorch_says_of_real_images_in_batches_of_any_size(base, domain, digits, written):
     path, exported = written
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     images = Feed(domain.input).batch(digits)
@@ -105,22 +103,16 @@ def test_an_exported_file_names_no_folder_of_the_machine(base, domain, written, 
         assert not re.search(rb"[/\\][\w-]+\.py\b", path.read_bytes())
 
 
-def test_a_torch_export_archive_takes_pixels_where_normalisation_is_within(
-    base, domain, digits, tmp_path
-):
+def test_a_torch_export_archive_takes_pixels_where_normalisation_is_within(base, domain, digits, tmp_path):
     path = tmp_path / "digits.pt2"
-    exported = pm.export_domain(
-        base, domain, path, "torch-export", with_normalisation=True, images=digits
-    )
+    exported = pm.export_domain(base, domain, path, "torch-export", with_normalisation=True, images=digits)
     extra = {"polymask.json": ""}
     net = torch.export.load(path, extra_files=extra).module()
     description = json.loads(extra["polymask.json"])
     assert description == exported.description
     assert (description["input"]["type"], description["input"]["normalised"]) == ("uint8", False)
     for count in (1, 5):
-        torch.testing.assert_close(
-            net(digits[:count]), logits_of(base, domain, digits)[:count], rtol=0, atol=1e-4
-        )
+        torch.testing.assert_close(net(digits[:count]), logits_of(base, domain, digits)[:count], rtol=0, atol=1e-4)
 
 
 def test_exporting_leaves_base_and_domain_as_they_were(base, domain, written):

@@ -64,9 +64,7 @@ def test_the_norms_are_the_domains_own_whatever_the_recipe_says(base, tuned, one
     assert (method.name, method.norms, method.norm_momentum) == ("affine-full", "own", 0.2)
 
 
-def test_a_weight_of_mean_change_is_many_steps_from_flipping_and_none_is_less_than_one(
-    base, tuned, one_bit
-):
+def test_a_weight_of_mean_change_is_many_steps_from_flipping_and_none_is_less_than_one(base, tuned, one_bit):
     for name, transform in started_at(base, one_bit, tuned, RECIPE).named_transforms():
         size = tuned.delta(base, name).abs()
         if not size.any():

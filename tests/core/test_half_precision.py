@@ -45,9 +45,7 @@ def losses(learner: DomainLearner, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(
-    ("method", "changes"), [("affine-full", {}), ("finetune", SGD), ("bn-only", SGD)]
-)
+@pytest.mark.parametrize(("method", "changes"), [("affine-full", {}), ("finetune", SGD), ("bn-only", SGD)])
 def test_a_domain_learns_on_a_base_in_half_precision(method, changes, dtype):
     base = half_base(dtype)
     learner = learner_of(base, method, changes)

@@ -17,9 +17,7 @@ SPEC = InputSpec((3, 14, 14))  # shorter side 16
 
 
 def same(one: Cache, two: Cache) -> bool:
-    return len(one) == len(two) and all(
-        torch.equal(one.image(index), two.image(index)) for index in range(len(one))
-    )
+    return len(one) == len(two) and all(torch.equal(one.image(index), two.image(index)) for index in range(len(one)))
 
 
 @pytest.fixture
@@ -36,9 +34,7 @@ def test_images_are_kept_small_with_their_labels(data: DomainData) -> None:
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 300))
-def test_no_side_ever_grows_and_the_shorter_one_is_exact(
-    width: int, height: int, side: int
-) -> None:
+def test_no_side_ever_grows_and_the_shorter_one_is_exact(width: int, height: int, side: int) -> None:
     kept = Shrink(side).size(width, height)
     assert min(kept) == min(side, width, height)
     assert kept[0] <= width
@@ -64,9 +60,7 @@ def test_a_limit_on_memory_changes_what_is_held_and_not_what_is_given(data: Doma
 
 
 def test_the_number_of_threads_does_not_matter(data: DomainData) -> None:
-    assert same(
-        cache_domain(data, SPEC, workers=1).train, cache_domain(data, SPEC, workers=5).train
-    )
+    assert same(cache_domain(data, SPEC, workers=1).train, cache_domain(data, SPEC, workers=5).train)
 
 
 def test_train_and_val_are_joined_without_a_copy(data: DomainData) -> None:
@@ -93,9 +87,7 @@ def test_a_cache_on_disk_is_found_again_and_equal(data: DomainData, tmp_path: Pa
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == files
 
 
-def test_a_changed_image_or_another_size_makes_a_new_cache(
-    data: DomainData, tmp_path: Path
-) -> None:
+def test_a_changed_image_or_another_size_makes_a_new_cache(data: DomainData, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     cache_domain(data, SPEC, folder=folder)
     cache_domain(data, InputSpec((3, 7, 7)), folder=folder)
@@ -107,9 +99,7 @@ def test_a_changed_image_or_another_size_makes_a_new_cache(
 
 
 @pytest.mark.parametrize("keep", [slice(0), slice(10), slice(-1), slice(7, None)])
-def test_a_cache_file_that_is_not_whole_is_written_again(
-    data: DomainData, tmp_path: Path, keep: slice
-) -> None:
+def test_a_cache_file_that_is_not_whole_is_written_again(data: DomainData, tmp_path: Path, keep: slice) -> None:
     cache_domain(data, SPEC, folder=tmp_path / "cache")
     for file in (tmp_path / "cache").iterdir():
         file.write_bytes(file.read_bytes()[keep])
@@ -125,9 +115,7 @@ def test_damaged_images_leave_no_cache_file_behind(data: DomainData, tmp_path: P
     assert not list((tmp_path / "cache").glob("*.[0-9]*"))
 
 
-def test_a_cache_folder_that_cannot_be_written_is_an_error(
-    data: DomainData, tmp_path: Path
-) -> None:
+def test_a_cache_folder_that_cannot_be_written_is_an_error(data: DomainData, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(DataError, match=r"cannot write the cache.*give another folder"):
         cache_domain(data, SPEC, folder=tmp_path / "cache")

@@ -129,9 +129,7 @@ def test_an_image_without_a_label_is_named(root: Path) -> None:
         ("vgg-flowers", 102, (1020, 1020, 1020), True),
     ],
 )
-def test_the_real_domains_load(
-    shared: Path, name: str, classes: int, counts: tuple[int, ...], mirror: bool
-) -> None:
+def test_the_real_domains_load(shared: Path, name: str, classes: int, counts: tuple[int, ...], mirror: bool) -> None:
     data = load_data(f"decathlon:{shared}/decathlon-mini/{name}")
     assert len(data.classes) == classes
     assert tuple(map(len, data.splits().values())) == counts

@@ -120,9 +120,7 @@ def test_a_large_jpeg_is_decoded_small_but_not_below_what_is_needed() -> None:
         (encoded(smooth(), "PNG")[:60], "damaged"),
     ],
 )
-def test_an_unreadable_file_is_named_with_a_remedy(
-    tmp_path: Path, content: bytes, complaint: str
-) -> None:
+def test_an_unreadable_file_is_named_with_a_remedy(tmp_path: Path, content: bytes, complaint: str) -> None:
     file = tmp_path / "café.jpg"
     file.write_bytes(content)
     with pytest.raises(DataError, match=rf"café\.jpg.*{complaint}.*remove it"):

@@ -19,9 +19,7 @@ def pixels(split: object, index: int) -> np.ndarray:
         ("solar-cells", 2, (1673, 295, 656), True),
     ],
 )
-def test_an_embedded_domain_is_always_the_same(
-    name: str, classes: int, counts: tuple[int, ...], mirror: bool
-) -> None:
+def test_an_embedded_domain_is_always_the_same(name: str, classes: int, counts: tuple[int, ...], mirror: bool) -> None:
     one, two = load_data(name, seed=0), load_data(name, seed=5)
     assert (len(one.classes), one.mirror) == (classes, mirror)
     assert tuple(map(len, one.splits().values())) == counts
@@ -63,9 +61,7 @@ def test_capital_and_small_letters_are_one_class_but_the_small_l_is_left_out() -
     of_l = np.flatnonzero(data.train.labels == data.classes.index("L"))[:6]
     ink = [(pixels(data.train, int(index)) < 128).any(axis=0).sum() for index in of_l]
     assert min(ink) > 0
-    widths = [
-        np.ptp(np.flatnonzero((pixels(data.train, int(i))[..., 0] < 100).any(0))) for i in of_l
-    ]
+    widths = [np.ptp(np.flatnonzero((pixels(data.train, int(i))[..., 0] < 100).any(0))) for i in of_l]
     assert min(widths) > 8  # a small l would be a stroke
 
 

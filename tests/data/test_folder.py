@@ -96,9 +96,7 @@ def test_one_name_spelt_with_and_without_combining_accents_is_one_class(make_fol
         (["annotations"], "only one class"),
     ],
 )
-def test_a_layout_that_cannot_be_meant_is_an_error(
-    make_folder: Make, folders: list[str], complaint: str
-) -> None:
+def test_a_layout_that_cannot_be_meant_is_an_error(make_folder: Make, folders: list[str], complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         load_data(make_folder(*folders))
 

@@ -12,9 +12,7 @@ from polymask.errors import DataError
 datasets = pytest.importorskip("datasets", reason="needs the package datasets")
 
 
-def table(
-    count: int = 20, label: Any = None, labels: list | None = None, name: str = "kind"
-) -> Any:
+def table(count: int = 20, label: Any = None, labels: list | None = None, name: str = "kind") -> Any:
     features = {
         "photo": datasets.Image(),
         "place": datasets.Value("string"),

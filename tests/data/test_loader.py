@@ -49,9 +49,7 @@ def data_threads() -> list[threading.Thread]:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 99), st.integers(0, 5), st.integers(2, 5), st.integers(0, 3))
-def test_batches_depend_on_seed_and_epoch_alone(
-    seed: int, epoch: int, workers: int, start: int
-) -> None:
+def test_batches_depend_on_seed_and_epoch_alone(seed: int, epoch: int, workers: int, start: int) -> None:
     one = list(loader(seed=seed, workers=1).batches(epoch))
     assert equal(one, list(loader(seed=seed, workers=workers).batches(epoch)))
     assert equal(one[start:], list(loader(seed=seed, workers=workers).batches(epoch, start)))

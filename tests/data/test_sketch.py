@@ -10,9 +10,7 @@ FOLDERS = ("train/b", "train/a", "test/a", "test/b")
 
 
 @pytest.mark.parametrize(("name", "squash"), [("cubs_cropped", True), ("flowers", False)])
-def test_only_cropped_sets_lose_their_aspect_ratio(
-    make_folder: Callable[..., Path], name: str, squash: bool
-) -> None:
+def test_only_cropped_sets_lose_their_aspect_ratio(make_folder: Callable[..., Path], name: str, squash: bool) -> None:
     data = load_data(f"sketch:{make_folder(*FOLDERS, root=name)}")
     assert (data.name, data.classes, data.squash) == (name, ("a", "b"), squash)
     assert data.mirror

@@ -33,18 +33,14 @@ def test_a_stratified_split_keeps_the_proportions_of_every_class(
         total = (labels == label).sum()
         counts = [(labels[part] == label).sum() for part in parts]
         assert counts[0] >= 1
-        assert all(
-            abs(count - share * total) < 1 for count, share in zip(counts, shares, strict=True)
-        )
+        assert all(abs(count - share * total) < 1 for count, share in zip(counts, shares, strict=True))
 
 
 @given(labels_of, shares_of, seeds)
 def test_a_stratified_split_depends_on_the_seed_and_labels_alone(
     labels: np.ndarray, shares: tuple[float, ...], seed: int
 ) -> None:
-    for one, two in zip(
-        stratified(labels, shares, seed), stratified(labels.copy(), shares, seed), strict=True
-    ):
+    for one, two in zip(stratified(labels, shares, seed), stratified(labels.copy(), shares, seed), strict=True):
         assert np.array_equal(one, two)
 
 
@@ -57,9 +53,7 @@ def test_another_seed_gives_another_split() -> None:
 def test_a_new_class_leaves_the_others_where_they_were() -> None:
     old = np.repeat([0, 1], 20)
     new = np.concatenate([old, np.full(20, 2)])
-    for before, after in zip(
-        stratified(old, (0.7, 0.3), 3), stratified(new, (0.7, 0.3), 3), strict=True
-    ):
+    for before, after in zip(stratified(old, (0.7, 0.3), 3), stratified(new, (0.7, 0.3), 3), strict=True):
         assert np.array_equal(before, after[after < 40])
 
 
@@ -75,9 +69,7 @@ def test_too_few_images_to_cut_is_an_error_that_says_how_many_are_needed() -> No
 
 
 @given(labels_of, seeds, st.data())
-def test_a_limit_keeps_all_classes_and_their_proportions(
-    labels: np.ndarray, seed: int, data: st.DataObject
-) -> None:
+def test_a_limit_keeps_all_classes_and_their_proportions(labels: np.ndarray, seed: int, data: st.DataObject) -> None:
     classes, counts = np.unique(labels, return_counts=True)
     limit = data.draw(st.integers(len(classes), len(labels)))
     kept = limited(split_of(labels), limit, seed, "pets")

@@ -35,9 +35,7 @@ def write_cifar10(root: Path) -> None:
     for name in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]:
         content = {"data": np.full((20, 3072), 7, np.uint8), "labels": [i % 10 for i in range(20)]}
         (folder / name).write_bytes(pickle.dumps(content))
-    (folder / "batches.meta").write_bytes(
-        pickle.dumps({"label_names": [f"thing {number}" for number in range(10)]})
-    )
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"thing {number}" for number in range(10)]}))
 
 
 def write_dtd(root: Path) -> None:

@@ -27,9 +27,7 @@ def domain(mirror: bool = True, squash: bool = False) -> DomainData:
 
 
 def noise(height: int = 40, width: int = 60) -> torch.Tensor:
-    return torch.from_numpy(
-        np.random.default_rng(0).integers(0, 256, (3, height, width), dtype=np.uint8)
-    )
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, height, width), dtype=np.uint8))
 
 
 def draw(seed: int = 0) -> np.random.Generator:
@@ -58,9 +56,7 @@ def test_a_network_with_one_channel_gets_grey_images() -> None:
 
 
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(0, 1000))
-def test_a_random_part_lies_in_the_image_and_keeps_its_bounds(
-    height: int, width: int, seed: int
-) -> None:
+def test_a_random_part_lies_in_the_image_and_keeps_its_bounds(height: int, width: int, seed: int) -> None:
     crop = RandomResizedCrop(16, "bilinear")
     top, left, h, w = crop.box(height, width, draw(seed))
     assert h >= 1

@@ -55,9 +55,7 @@ def test_a_warm_network_gives_the_domain_its_own_logits(base, domains):
 def test_an_entry_costs_the_bytes_that_are_not_the_bases(base, domains):
     merged = network(base, domains["d0"])
     theirs = {t.data_ptr() for _, t in named_tensors(base.net)}
-    own = sum(
-        t.numel() * t.element_size() for _, t in named_tensors(merged) if t.data_ptr() not in theirs
-    )
+    own = sum(t.numel() * t.element_size() for _, t in named_tensors(merged) if t.data_ptr() not in theirs)
     padding = len(base.sites) * BLOCK * 4  # each weight begins with a block of its own
     assert own <= cost(base, domains["d0"]) < own + padding
 
@@ -176,9 +174,7 @@ def test_a_network_in_use_is_not_written_to(base, domains):
     cache = MergedCache(base, cost(base, domains["d0"]))
     with cache.use("d0", domains["d0"]) as net:
         for name in ("d1", "d2", "d3"):
-            torch.testing.assert_close(
-                said(cache, name, domains[name]), logits(base, domains[name])
-            )
+            torch.testing.assert_close(said(cache, name, domains[name]), logits(base, domains[name]))
         assert cache.names() == ["d3"]
         torch.testing.assert_close(net(batch()[0]), logits(base, domains["d0"]))
 

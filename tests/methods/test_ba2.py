@@ -140,9 +140,7 @@ ACCOUNTS = [  # base, domains, BN channels, as the affine paper counts, as store
 
 
 @pytest.mark.parametrize(("name", "domains", "norm_channels", "paper", "stored"), ACCOUNTS)
-def test_a_domain_costs_its_norms_and_one_bit_a_channel(
-    name, domains, norm_channels, paper, stored
-):
+def test_a_domain_costs_its_norms_and_one_bit_a_channel(name, domains, norm_channels, paper, stored):
     base = pm.load_base(name, pretrained=False, device="meta")
     account = pm.account(base, "ba2-50", domains=domains)
     inputs = sum(site.shape[1] for site in base.sites.values())

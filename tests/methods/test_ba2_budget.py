@@ -43,9 +43,7 @@ TRAIN, VAL = Patterns(), Patterns(2, offset=99)
 
 
 def linear_switches(layer: nn.Linear, budget: float) -> Switches:
-    site = Site(
-        "weight", tuple(layer.weight.shape), "linear", 1, "bias", True, None, False, torch.float32
-    )
+    site = Site("weight", tuple(layer.weight.shape), "linear", 1, "bias", True, None, False, torch.float32)
     return Ba2(budget=budget).transform(site)
 
 

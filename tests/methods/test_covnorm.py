@@ -187,8 +187,7 @@ def test_the_mini_adapter_is_that_of_least_squares():
 def test_ranks_shrink_with_the_share_that_is_asked_for():
     base = double_base()
     found = [
-        following(base, learned(base, energy=energy)).method.ranks["plain.weight"]
-        for energy in (1.0, 0.9, 0.5, 0.0)
+        following(base, learned(base, energy=energy)).method.ranks["plain.weight"] for energy in (1.0, 0.9, 0.5, 0.0)
     ]
     assert found[0] == (16, 16)
     assert found[-1] == (1, 1)

@@ -163,9 +163,7 @@ def test_autocast_does_not_round_the_weights_that_a_controller_gives():
     assert cast["stem.weight"].dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("options", "numbers", "params"), [({"always": True}, 774_400, 2.19), ({}, 688_384, 2.06)]
-)
+@pytest.mark.parametrize(("options", "numbers", "params"), [({"always": True}, 774_400, 2.19), ({}, 688_384, 2.06)])
 def test_controllers_of_ten_domains_take_what_the_literature_counts(options, numbers, params):
     base = pm.load_base("decathlon-wrn28", pretrained=False, device="meta")
     account = pm.account(base, pm.create_method("dan", **options), domains=10)
@@ -180,8 +178,7 @@ def test_no_controller_costs_more_than_the_layer_so_dan_stays_below_fine_tuning(
     for site, controller in skeleton(base, pm.create_method("dan"), None).named_transforms():
         assert controller.controller.numel() < base.sites[site].numel
     own, everywhere, whole = (
-        pm.account(base, method, domains=6).params_paper
-        for method in ("dan", Dan(always=True), "finetune")
+        pm.account(base, method, domains=6).params_paper for method in ("dan", Dan(always=True), "finetune")
     )
     assert own < 1.6 < whole < everywhere
 

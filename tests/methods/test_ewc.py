@@ -71,9 +71,7 @@ def test_labels_are_drawn_from_what_the_network_says():
     image = numbers(1)
     with torch.no_grad():
         p = torch.softmax(base.head(base.net(image)), 1)[0]
-    exact = sum(
-        p[y] * by_hand(base, image.flatten(1), torch.tensor([y]))[0][0].square() for y in range(5)
-    )
+    exact = sum(p[y] * by_hand(base, image.flatten(1), torch.tensor([y]))[0][0].square() for y in range(5))
     torch.manual_seed(0)
     found = fisher(base, new(base, EWC), base.head, [image.expand(1500, -1, -1, -1)])
     torch.testing.assert_close(found["1.weight"], exact, rtol=0.1, atol=0)

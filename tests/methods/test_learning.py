@@ -59,9 +59,7 @@ UNCLAIMED = {
     "ewc": "it holds on to what the base knew, and at its strength learns little else in 40 steps",
 }
 
-ONE_OF_A_KIND = list(
-    {type(pm.create_method(name)): name for name in reversed(pm.list_methods())}.values()
-)
+ONE_OF_A_KIND = list({type(pm.create_method(name)): name for name in reversed(pm.list_methods())}.values())
 
 
 class Tensors:

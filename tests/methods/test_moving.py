@@ -82,13 +82,8 @@ def test_in_the_end_all_domains_have_the_last_ones_network_and_their_own_heads(b
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settled_domains_share_one_network_in_memory(base, method):
-    settled = pm.create_method(method).settle(
-        base, sequence(base, pm.create_method(method), (3, 5))
-    )
-    first, second = (
-        {place: tensor.data_ptr() for place, tensor in domain.stored().items()}
-        for domain in settled
-    )
+    settled = pm.create_method(method).settle(base, sequence(base, pm.create_method(method), (3, 5)))
+    first, second = ({place: tensor.data_ptr() for place, tensor in domain.stored().items()} for domain in settled)
     assert {place for place in first if first[place] != second[place]} == {
         "head/weight",
         "head/bias",
@@ -108,9 +103,7 @@ def test_settled_domains_can_be_followed_and_settled_again(base, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_domains_of_a_sequence_load_bit_exactly_before_and_after_they_are_settled(
-    base, method, tmp_path
-):
+def test_domains_of_a_sequence_load_bit_exactly_before_and_after_they_are_settled(base, method, tmp_path):
     made = pm.create_method(method)
     domains = sequence(base, made, (3, 5))
     for domain in (*domains, *made.settle(base, domains)):
@@ -182,8 +175,7 @@ def test_a_sequence_is_learned_and_ends_as_one_network(method, norms):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sequence_that_was_cut_ends_as_one_that_was_not(base, method, steps, tmp_path):
     lessons = {
-        name: Lesson(["a", "b", "c", "d"], Patterns(i, 2), Patterns(i, 1, 99))
-        for i, name in enumerate(("one", "two"))
+        name: Lesson(["a", "b", "c", "d"], Patterns(i, 2), Patterns(i, 1, 99)) for i, name in enumerate(("one", "two"))
     }
     made = pm.create_method(method, **FEW[method])
     whole = fit_all(base, lessons, made, SHORT)
@@ -261,9 +253,7 @@ def test_a_base_without_a_classifier_is_simply_fine_tuned_at_first(method):
 
 def test_a_classifier_that_is_a_convolution_of_one_pixel_is_a_linear_map():
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 6, 1), nn.Flatten()
-    )
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 6, 1), nn.Flatten())
     base = pm.load_base(net, input=SPEC, classifier="2")
     images = batch()[0]
     with torch.no_grad():

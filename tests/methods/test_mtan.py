@@ -83,9 +83,7 @@ def test_domains_share_the_network_and_the_3x3_convolutions_and_nothing_else():
     its = dict(first.named_parameters())
     shared = {name for name, p in second.named_parameters() if p is its[name]}
     expected = {
-        name
-        for name in its
-        if name.startswith("transforms.") or (".shared." in name and name.startswith("route."))
+        name for name in its if name.startswith("transforms.") or (".shared." in name and name.startswith("route."))
     }
     assert shared == expected
     assert len(shared) == 11 + 4 * 3  # sites; a convolution, a scale and a shift at four places

@@ -17,9 +17,7 @@ RECIPE = Recipe(epochs=2, rate=1e-3, head_rate=1e-2, drops=(), batch_size=8)
 
 
 def adapters(domains):
-    return [
-        {name: t.adapter.detach() for name, t in domain.named_transforms()} for domain in domains
-    ]
+    return [{name: t.adapter.detach() for name, t in domain.named_transforms()} for domain in domains]
 
 
 def learned(base, count=3):

@@ -311,9 +311,7 @@ def test_a_pack_from_before_the_rule_for_depthwise_kernels_loads(base, place, tm
         ({"place": 0, "prune_base": 0.4, "prune_depthwise": True}, 0.4, 0.4),
     ],
 )
-def test_depthwise_kernels_stay_and_a_base_that_is_not_retrained_loses_less(
-    base, options, share, depthwise
-):
+def test_depthwise_kernels_stay_and_a_base_that_is_not_retrained_loses_less(base, options, share, depthwise):
     domain = pm.new_domain(base, "packnet", CLASSES, **options)
     assert any(site.depthwise for site in base.sites.values())
     for name, transform in packed(domain).items():

@@ -208,10 +208,7 @@ def test_every_policy_for_norms_holds_for_all_columns(norms):
 
 def test_the_cost_grows_with_the_square_of_the_number_of_columns():
     base = pm.load_base("decathlon-resnet26", pretrained=False, device="meta")
-    totals = [
-        account(base, pm.create_method("progressive", columns=columns), domains=2)
-        for columns in range(1, 6)
-    ]
+    totals = [account(base, pm.create_method("progressive", columns=columns), domains=2) for columns in range(1, 6)]
     channels = [32, *[64] * 4, *[128] * 4, *[256] * 4]
     path = sum((before // 4) * (before + after) + 1 for before, after in pairwise(channels))
     share = path / totals[0].base_parameters

@@ -87,9 +87,7 @@ def test_in_training_mode_outputs_gradients_and_statistics_are_those_of_the_laye
 
 def test_statistics_follow_with_the_methods_momentum():
     base = tiny_base()
-    domains = [
-        pm.new_domain(base, "series-adapter", None, norm_momentum=m).train() for m in (None, 0.5)
-    ]
+    domains = [pm.new_domain(base, "series-adapter", None, norm_momentum=m).train() for m in (None, 0.5)]
     for domain in domains:
         domain(base, batch()[0])
     slow, fast = (dict(d.named_transforms())["stem.weight"].running_mean for d in domains)

@@ -215,9 +215,7 @@ def test_it_learns(method):
     assert all(h[-1].loss < h[0].loss - 0.2 for h in fitted.histories.values())
 
 
-def test_without_the_bases_own_images_it_is_refused_before_anything_is_learned(
-    tmp_path, monkeypatch
-):
+def test_without_the_bases_own_images_it_is_refused_before_anything_is_learned(tmp_path, monkeypatch):
     base, message = tiny_base(), "series-adapter-n trains the base on its own images first"
     with pytest.raises(pm.MethodError, match=message):
         fit_all(base, lessons(one=0), AFTER, RECIPE, folder=tmp_path / "packs")

@@ -131,9 +131,7 @@ def corruptions(data: bytes, count: int):
         yield bytes(damaged)
 
 
-def test_two_thousand_corruptions_raise_or_give_exactly_what_was_saved(
-    base, domain, pack, tmp_path
-):
+def test_two_thousand_corruptions_raise_or_give_exactly_what_was_saved(base, domain, pack, tmp_path):
     data = pack.read_bytes()
     path = tmp_path / "damaged.safetensors"
     raised = 0

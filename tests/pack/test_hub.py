@@ -201,9 +201,7 @@ def test_what_cannot_be_had_is_explained(hub, base, name, message, monkeypatch):
         pm.load_domain(name, base)
 
 
-def test_without_a_token_or_with_a_readers_token_a_push_says_what_is_missing(
-    hub, domain, monkeypatch
-):
+def test_without_a_token_or_with_a_readers_token_a_push_says_what_is_missing(hub, domain, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", READ_ONLY)
     with pytest.raises(pm.HubError, match=r"may not do this; use one with the right to write"):
         domain.push_to_hub(REPO)

@@ -27,8 +27,7 @@ def _method(name: str, accuracy: float, size: int, bits: float) -> MethodResult:
 
 def _domain(name: str, title: str, accuracy: float) -> DomainResult:
     layers = tuple(
-        LayerStatistics(f"block.{d}.weight", "conv", d, 9 * (d + 1), 0.5 + 0.01 * d, d, -d, 0.1)
-        for d in range(5)
+        LayerStatistics(f"block.{d}.weight", "conv", d, 9 * (d + 1), 0.5 + 0.01 * d, d, -d, 0.1) for d in range(5)
     )
     return DomainResult(
         name=name,
@@ -80,9 +79,7 @@ def hostile(result: DemoResult) -> DemoResult:
     """Names that would be markup, formulas or broken XML if they were not escaped."""
     name = "</svg><script>alert('x')</script>&$\\frac{\x00漢\""
     prediction = Prediction(_picture("PNG"), name, ((name, 1.0),))
-    domain = replace(
-        result.domains[0], name=name, title=name, predictions=(prediction,), components={name: 8}
-    )
+    domain = replace(result.domains[0], name=name, title=name, predictions=(prediction,), components={name: 8})
     methods = (*domain.methods, replace(domain.methods[0], method=name))
     return replace(
         result,

@@ -38,8 +38,7 @@ def runs() -> Runs:
     done = [
         outcome
         for outcome in whole.outcomes
-        if outcome.method != "bn-only"
-        and (outcome.method, outcome.seed, *outcome.domains) != ("ba2", 2, "flowers")
+        if outcome.method != "bn-only" and (outcome.method, outcome.seed, *outcome.domains) != ("ba2", 2, "flowers")
     ]
     return Runs(whole.plan, tuple(done))
 
@@ -85,9 +84,7 @@ def test_ours_and_published_rows_are_told_apart(page: Page) -> None:
     assert "imagenet-to-sketch on efficientnet-lite0 measured here" in page.text
     assert "imagenet-to-sketch on torchvision:resnet50 published" in page.text
     assert "the runs of this report are on efficientnet-lite0" in page.text
-    assert "Full, the paper's own affine-full 1.17 76.2 82.4 91.4 96.7 75.3 80.2 1458 1246" in (
-        page.text
-    )
+    assert "Full, the paper's own affine-full 1.17 76.2 82.4 91.4 96.7 75.3 80.2 1458 1246" in (page.text)
     assert "Ours" not in page.text
 
 
@@ -230,9 +227,7 @@ def test_the_csv_has_a_line_for_each_method_direction_and_domain(runs: Runs) -> 
     lines = list(csv.DictReader(io.StringIO(results_csv(table))))
     assert len(lines) == len(table.rows) * 4
     (line,) = [
-        line
-        for line in lines
-        if (line["method"], line["direction"], line["domain"]) == ("ewc", "up", "flowers")
+        line for line in lines if (line["method"], line["direction"], line["domain"]) == ("ewc", "up", "flowers")
     ]
     row = table.row("ewc", "up")
     assert row is not None
@@ -259,9 +254,7 @@ def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def points(**values: tuple[float, float, bool]) -> Frontier:
     return Frontier(
         "score",
-        tuple(
-            Point(label, 1 + bits, bits, value, on) for label, (bits, value, on) in values.items()
-        ),
+        tuple(Point(label, 1 + bits, bits, value, on) for label, (bits, value, on) in values.items()),
     )
 
 
@@ -298,9 +291,7 @@ def polymask(*words: Any, check: bool = True) -> subprocess.CompletedProcess[str
     return run
 
 
-def test_the_verb_writes_the_files_and_prints_the_tables_without_torch(
-    tmp_path: Path, runs: Runs
-) -> None:
+def test_the_verb_writes_the_files_and_prints_the_tables_without_torch(tmp_path: Path, runs: Runs) -> None:
     folder = write_runs(runs, tmp_path / "runs")
     result = json.loads(polymask(folder, "--out", tmp_path / "out", "--json").stdout)
     assert [Path(file).name for file in result["files"]] == [

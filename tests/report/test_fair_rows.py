@@ -75,9 +75,7 @@ def test_every_row_says_how_far_its_masks_moved_beside_its_accuracies(findings: 
     assert line_of(sheet, "finetune")["bits moved"].text == "–"
 
 
-def test_a_row_with_still_masks_is_marked_beside_every_accuracy(
-    findings: Findings, page: Page
-) -> None:
+def test_a_row_with_still_masks_is_marked_beside_every_accuracy(findings: Findings, page: Page) -> None:
     sheet = all_sheets(findings)["results"]
     still, moved = line_of(sheet, "piggyback-star"), line_of(sheet, "affine-full")
     for column in ("cubs", "stanford-cars", "flowers", "Score"):
@@ -96,9 +94,7 @@ def test_nobody_is_the_best_by_masks_that_did_not_move() -> None:
     assert not any(cell.strong for cell in line.values())
     first = lead(findings)[0]
     assert "Full" not in first
-    assert "Nothing is concluded from masks that did not move: Full (cubs" in " ".join(
-        lead(findings)
-    )
+    assert "Nothing is concluded from masks that did not move: Full (cubs" in " ".join(lead(findings))
     moving = find(make_runs(methods=("finetune", "affine-full", "bn-only")))
     assert any(c.strong for c in line_of(all_sheets(moving)["results"], "affine-full").values())
     assert "Full" in lead(moving)[0]
@@ -220,9 +216,7 @@ def against(levels: Mapping[str, float], methods: Sequence[str]) -> tuple[Compar
     return compare_with(tabulate(make_runs(levels, methods=methods)), "finetune")
 
 
-@pytest.mark.parametrize(
-    "levels", [{"a": 80.0}, {"a": 80.0, "b": 70.0}, {HOSTILE: 60.0}, DECATHLON]
-)
+@pytest.mark.parametrize("levels", [{"a": 80.0}, {"a": 80.0, "b": 70.0}, {HOSTILE: 60.0}, DECATHLON])
 def test_the_figure_of_differences_names_every_method_and_its_number(
     levels: Mapping[str, float],
 ) -> None:
@@ -295,9 +289,7 @@ def test_hostile_fields_are_shown_not_run() -> None:
     assert "<script" not in benchmark_page(find(runs))
 
 
-def test_the_verb_compares_methods_over_several_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_compares_methods_over_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [
         str(write_runs(make_runs(levels, methods=("finetune", "bn-only")), tmp_path / name))
         for name, levels in (("near", {"a": 80.0, "b": 70.0}), ("far", {"a": 60.0}))
@@ -332,9 +324,7 @@ def test_the_verbs_table_has_deviations_bits_and_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    runs = make_runs(
-        {"a": 80.0}, methods=METHODS, still=("piggyback-star",), tuning=TUNING, own=None
-    )
+    runs = make_runs({"a": 80.0}, methods=METHODS, still=("piggyback-star",), tuning=TUNING, own=None)
     assert main(["report", str(write_runs(runs, tmp_path / "runs"))]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"Full +1\.\d+ +\d\d\.\d ± \d\.\d .* 3\d\.\d % +rate=0\.001", shown)

@@ -106,9 +106,7 @@ def test_a_figure_of_nothing_is_empty_axes(svg: Callable[[], str]) -> None:
     st.lists(st.floats(0, 100), max_size=8),
     st.floats(1, 10),
 )
-def test_labels_are_spread_apart_in_order_and_within_bounds(
-    places: list[float], gap: float
-) -> None:
+def test_labels_are_spread_apart_in_order_and_within_bounds(places: list[float], gap: float) -> None:
     moved = spread(places, gap, 0, 100)
     ordered = sorted(moved)
     assert all(b - a >= gap - 1e-6 for a, b in pairwise(ordered))
@@ -143,8 +141,7 @@ def test_no_two_roles_are_drawn_in_one_colour() -> None:
 
 def test_importing_reports_loads_nothing_heavy() -> None:
     code = (
-        "import sys, polymask.report;"
-        "sys.exit(', '.join({'torch', 'matplotlib', 'jinja2', 'numpy'} & set(sys.modules)))"
+        "import sys, polymask.report;sys.exit(', '.join({'torch', 'matplotlib', 'jinja2', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""

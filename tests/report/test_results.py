@@ -70,9 +70,7 @@ def test_a_result_survives_its_way_through_json(result: DemoResult) -> None:
         {"domains": []},
     ],
 )
-def test_json_that_is_no_result_is_refused_with_a_remedy(
-    result: DemoResult, damage: Mapping[str, Any]
-) -> None:
+def test_json_that_is_no_result_is_refused_with_a_remedy(result: DemoResult, damage: Mapping[str, Any]) -> None:
     with pytest.raises(PolymaskError, match=r"run the demo again|at least one domain"):
         DemoResult.from_json({**result.to_json(), **damage})
 
@@ -89,9 +87,7 @@ def test_every_domain_needs_a_result_of_the_kept_method(result: DemoResult) -> N
         replace(result, method="piggyback")
 
 
-def test_something_is_forgotten_when_the_base_or_any_domain_moved(
-    result: DemoResult, broken: DemoResult
-) -> None:
+def test_something_is_forgotten_when_the_base_or_any_domain_moved(result: DemoResult, broken: DemoResult) -> None:
     assert result.nothing_forgotten
     assert not broken.nothing_forgotten
     assert not replace(result, fingerprint_after="cd" * 32).nothing_forgotten

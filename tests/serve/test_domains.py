@@ -99,9 +99,7 @@ def damaged(data, place):
     return bytes(data)
 
 
-def test_what_is_no_intact_pack_for_this_base_is_refused_and_leaves_no_trace(
-    client, folder, tmp_path
-):
+def test_what_is_no_intact_pack_for_this_base_is_refused_and_leaves_no_trace(client, folder, tmp_path):
     good = pack(tmp_path / "x.safetensors")
     from nets import tiny_base
 
@@ -199,9 +197,7 @@ def test_uploads_deletions_and_predictions_of_one_name_at_once_never_mix(folder,
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             work = []
             for turn in range(60):
-                work.append(
-                    pool.submit(disturb, turn) if turn % 3 == 0 else pool.submit(ask, client, "hot")
-                )
+                work.append(pool.submit(disturb, turn) if turn % 3 == 0 else pool.submit(ask, client, "hot"))
             replies = [one.result() for one in work]
     for reply in replies:
         if isinstance(reply, int):

@@ -11,9 +11,7 @@ def test_metrics_count_requests_images_and_the_cache(folder):
             client.post("/v1/predict", json={"domain": "d0", "images": [text(picture())] * 2})
         client.get("/nowhere")
         found = dict(
-            line.rsplit(" ", 1)
-            for line in client.get("/metrics").text.splitlines()
-            if not line.startswith("#")
+            line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if not line.startswith("#")
         )
     assert found['polymask_requests_total{route="/v1/predict",status="200"}'] == "3.0"
     assert found['polymask_requests_total{route="other",status="404"}'] == "1.0"

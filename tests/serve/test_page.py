@@ -36,9 +36,7 @@ def test_a_dropped_image_is_answered_by_the_best_domain(page):
     page.wait_for("document.querySelector('.bars')")
     assert page.text(".answer h2") in ("d0", "d1")
     assert "ms in the server" in page.text(".answer .note")
-    shares = page.run(
-        "return [...document.querySelectorAll('.bars span:nth-child(2)')].map((s) => s.innerText)"
-    )
+    shares = page.run("return [...document.querySelectorAll('.bars span:nth-child(2)')].map((s) => s.innerText)")
     assert len(shares) >= 2
     assert sum(float(share.rstrip(" %")) for share in shares) == pytest.approx(100, abs=0.3)
     assert page.run("return document.querySelectorAll('.ranking li').length") == 2
@@ -100,9 +98,7 @@ def test_the_page_can_be_used_with_the_keyboard_alone(site, tmp_path):
     order = []
     for _ in range(8):
         site.press("\ue004")  # tab
-        order.append(
-            site.run("return document.activeElement.id || document.activeElement.className")
-        )
+        order.append(site.run("return document.activeElement.id || document.activeElement.className"))
     assert order[:2] == ["file", "domain"], "no button before there is an image"
     assert order[2:6] == ["filter", "pack", "use", "delete"]
     (tmp_path / "a.png").write_bytes(picture())

@@ -106,9 +106,7 @@ def test_auto_compares_only_the_domains_that_are_named(client):
     body = {"images": [text(picture())], "domains": ["d1", "d0"]}
     (image,) = client.post("/v1/predict/auto", json=body).json()["images"]
     assert {one["domain"] for one in image["ranking"]} == {"d0", "d1"}
-    form = client.post(
-        "/v1/predict/auto", data={"domains": "d0,d1"}, files={"images": picture()}
-    ).json()
+    form = client.post("/v1/predict/auto", data={"domains": "d0,d1"}, files={"images": picture()}).json()
     assert form["images"] == [image]
 
 

@@ -68,9 +68,7 @@ def test_a_domain_is_sent_to_where_it_is_warm(tmp_path, monkeypatch):
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(build({"library": str(tmp_path), "base": "efficientnet-lite0", "cpus": "0.5"}))
         answers = [ask(port, f"d{i}") for i in range(4) for _ in range(5)]
-        assert [answer["domain"] for _, answer in answers] == [
-            f"d{i}" for i in range(4) for _ in range(5)
-        ]
+        assert [answer["domain"] for _, answer in answers] == [f"d{i}" for i in range(4) for _ in range(5)]
         # The first request of each domain warms one of two replicas; by chance alone, half of the
         # others would meet the other one.
         assert sum(answer["warm"] for _, answer in answers) >= 14

@@ -37,9 +37,7 @@ def test_names_cannot_lead_out_of_the_folder(client, folder, name, method):
     assert sorted(folder.parent.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["../d0", "..\\d0", "/etc/passwd", "d0\0", ".d0", "d0.safetensors/.."]
-)
+@pytest.mark.parametrize("name", ["../d0", "..\\d0", "/etc/passwd", "d0\0", ".d0", "d0.safetensors/.."])
 def test_a_prediction_cannot_name_a_file_elsewhere(client, name):
     body = {"domain": name, "images": [text(picture())]}
     assert client.post("/v1/predict", json=body).status_code == 404
@@ -161,9 +159,7 @@ def test_the_page_uses_nothing_from_elsewhere(client):
         assert "https://" not in outside
 
 
-@pytest.mark.parametrize(
-    "content", ["", "short", "two words in one line of it", "x" * 600, "é" * 20]
-)
+@pytest.mark.parametrize("content", ["", "short", "two words in one line of it", "x" * 600, "é" * 20])
 def test_a_token_that_is_none_is_refused(tmp_path, content):
     (tmp_path / "token").write_text(content, encoding="utf-8")
     with pytest.raises(PolymaskError):

@@ -68,9 +68,7 @@ def send_many(operation, mode):
 
 
 def test_a_thousand_made_up_requests_are_answered_as_the_openapi_says(folder):
-    schemathesis = pytest.importorskip(
-        "schemathesis", reason="schemathesis is not installed; pip install schemathesis"
-    )
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed; pip install schemathesis")
     asked = []
     with running(make_app(folder, max_queue=64)) as (_, (host, port)):
         schema = schemathesis.openapi.from_url(f"http://{host}:{port}/openapi.json")

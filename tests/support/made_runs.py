@@ -76,8 +76,7 @@ def make_plan(
         "selection": "val",
         "crops": "1",
         "domains": {
-            name: DomainFacts(f"sketch:data/{name}", 102, 2040, 510, 6149, ("half of train",))
-            for name in domains
+            name: DomainFacts(f"sketch:data/{name}", 102, 2040, 510, 6149, ("half of train",)) for name in domains
         },
         "own": "imagenet",
         "own_accuracy": 75.5,
@@ -129,9 +128,7 @@ def make_outcome(
     )
 
 
-def make_runs(
-    levels: Mapping[str, float] = SKETCH, still: Sequence[str] = (), **changes: Any
-) -> Runs:
+def make_runs(levels: Mapping[str, float] = SKETCH, still: Sequence[str] = (), **changes: Any) -> Runs:
     """Three seeds of twelve methods, PackNet and EWC in both directions; some with still masks."""
     plan = make_plan(tuple(levels), **changes)
     jobs = []
@@ -156,9 +153,7 @@ def write_runs(runs: Runs, folder: Path) -> Path:
     return folder
 
 
-def _job(
-    plan: Plan, levels: Mapping[str, float], method: str, made: Made, seed: int, direction: str
-) -> Outcome:
+def _job(plan: Plan, levels: Mapping[str, float], method: str, made: Made, seed: int, direction: str) -> Outcome:
     random = Random(f"{method} {direction} {seed} {sorted(levels)}")
     order = list(levels) if direction != "up" else list(levels)[::-1]
     domains = {}
@@ -209,9 +204,7 @@ def _layers(method: str, random: Random) -> tuple[LayerStatistics, ...]:
         k1, k2 = (-grows * random.random(), 2 * grows * random.random()) if full else (0.0, 0.0)
         k3 = 1.5 * grows * random.gauss(0, 1) if full else 1.0
         kind = "conv" if depth == 0 else ("depthwise", "pointwise")[depth % 2]
-        found.append(
-            LayerStatistics(f"b.{depth}.weight", kind, depth, 900 + 50 * depth, density, k1, k2, k3)
-        )
+        found.append(LayerStatistics(f"b.{depth}.weight", kind, depth, 900 + 50 * depth, density, k1, k2, k3))
     return tuple(found)
 
 

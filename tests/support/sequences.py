@@ -50,9 +50,7 @@ class Patterns:
 
 def lesson(domain: int, classes: int = 4) -> Lesson:
     names = [f"class {i}" for i in range(classes)]
-    return Lesson(
-        names, Patterns(domain, classes=classes), None, Patterns(domain, 4, 9000, classes)
-    )
+    return Lesson(names, Patterns(domain, classes=classes), None, Patterns(domain, 4, 9000, classes))
 
 
 @cache
@@ -94,9 +92,7 @@ def moved_at_random(domain: pm.Domain, size: float = 0.05, seed: int = 0) -> pm.
     return domain.frozen()
 
 
-def sequence(
-    base: pm.Base, method: pm.Method, classes: tuple[int, ...], size: float = 0.05
-) -> list[pm.Domain]:
+def sequence(base: pm.Base, method: pm.Method, classes: tuple[int, ...], size: float = 0.05) -> list[pm.Domain]:
     """Domains of so many classes, each made after those before it and moved at random."""
     earlier: list[pm.Domain] = []
     for i, count in enumerate(classes):

@@ -84,9 +84,7 @@ def expected(path: Path, images: list[bytes]) -> torch.Tensor:
 @contextmanager
 def running(app):
     """The app on a free port of this machine, in a thread."""
-    config = uvicorn.Config(
-        app, http=ImpatientProtocol, ws="none", lifespan="on", log_config=None, port=0
-    )
+    config = uvicorn.Config(app, http=ImpatientProtocol, ws="none", lifespan="on", log_config=None, port=0)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))

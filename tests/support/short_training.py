@@ -38,8 +38,7 @@ def fresh(base, method="affine-full", **options):
 
 def same(a, b):
     return a.state_dict().keys() == b.state_dict().keys() and all(
-        torch.equal(x, y)
-        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     )
 
 

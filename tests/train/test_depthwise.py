@@ -27,10 +27,7 @@ def test_every_gradient_is_torchs_own(stride, padding, dilation, layout):
     torch.manual_seed(0)
     for kernel, size in product([(5, 5), (3, 3), (3, 5)], [(2, 2), (4, 3), (6, 7)]):
         conv = nn.Conv2d(6, 6, kernel, stride, padding, dilation, groups=6)
-        if any(
-            n + 2 * p <= dilation * (k - 1)
-            for n, p, k in zip(size, conv.padding, kernel, strict=True)
-        ):
+        if any(n + 2 * p <= dilation * (k - 1) for n, p, k in zip(size, conv.padding, kernel, strict=True)):
             continue  # the kernel is larger than the image
         images = torch.randn(3, 6, *size).contiguous(memory_format=layout)
         expected = gradients(images, conv)

@@ -282,9 +282,7 @@ def decay_of(domain, recipe):
         ("finetune", "head", 0.3),
     ],
 )
-def test_decay_has_a_number_for_each_group_and_reaches_neither_scores_nor_norms(
-    method, part, decay
-):
+def test_decay_has_a_number_for_each_group_and_reaches_neither_scores_nor_norms(method, part, decay):
     recipe = dataclasses.replace(RECIPE, **DECAYS)
     named = decay_of(fresh(tiny_base(), method), recipe).items()
     found = {value for name, value in named if name.startswith(part) or name.endswith(f".{part}")}
@@ -294,9 +292,7 @@ def test_decay_has_a_number_for_each_group_and_reaches_neither_scores_nor_norms(
 def test_decay_of_whole_weights_is_of_the_weights_and_not_of_their_change():
     base = tiny_base()
     domain = fresh(base, "finetune")
-    recipe = dataclasses.replace(
-        RECIPE, optimiser="sgd", weight_rate=0.1, momentum=0.0, weight_decay=0.5
-    )
+    recipe = dataclasses.replace(RECIPE, optimiser="sgd", weight_rate=0.1, momentum=0.0, weight_decay=0.5)
     learner = DomainLearner(base, domain, recipe)
     for _ in range(3):
         nothing = 0 * sum(p.sum() for p in domain.parameters())

@@ -18,10 +18,7 @@ RECIPE = Recipe(epochs=2, rate=1e-3, head_rate=1e-2, drops=(), batch_size=8)
 
 
 def lessons(*names: str) -> dict[str, Lesson]:
-    return {
-        name: Lesson(["a", "b", "c"], Fixed(4, 10 * i), Fixed(1, 10 * i + 99))
-        for i, name in enumerate(names)
-    }
+    return {name: Lesson(["a", "b", "c"], Fixed(4, 10 * i), Fixed(1, 10 * i + 99)) for i, name in enumerate(names)}
 
 
 def same(a: pm.Domain, b: pm.Domain) -> bool:

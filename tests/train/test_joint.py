@@ -61,9 +61,7 @@ def test_an_epoch_is_one_pass_over_the_largest_domain_and_the_others_begin_again
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("steps", [4, 11, 24])  # in a first pass, a second, the second epoch
-def test_a_run_that_was_cut_while_domains_begin_again_ends_as_one_that_was_not(
-    method, steps, tmp_path
-):
+def test_a_run_that_was_cut_while_domains_begin_again_ends_as_one_that_was_not(method, steps, tmp_path):
     def trains():
         return [Fixed(5), Fixed(2, 40), Fixed(3, 80)]
 

@@ -157,9 +157,7 @@ def test_a_stopped_run_resumes_to_the_bit(digits, whole, tmp_path, place, number
     assert same(resumed.net, whole.net)
 
 
-def test_a_run_that_dies_in_an_epoch_resumes_from_the_one_before_to_the_same_file(
-    digits, file, tmp_path
-):
+def test_a_run_that_dies_in_an_epoch_resumes_from_the_one_before_to_the_same_file(digits, file, tmp_path):
     class CutError(Exception):
         pass
 
@@ -222,9 +220,7 @@ def test_the_best_epoch_or_the_last_is_kept_as_the_recipe_says(digits):
     ],
 )
 @pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
-def test_a_network_that_cannot_be_trained_is_refused_before_images_are_read(
-    digits, name, side, message
-):
+def test_a_network_that_cannot_be_trained_is_refused_before_images_are_read(digits, name, side, message):
     with pytest.raises(pm.BaseError, match=message):
         pretrain(name, digits[0], dataclasses.replace(RECIPE, side=side))
 

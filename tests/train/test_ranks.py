@@ -150,9 +150,7 @@ def test_images_that_do_not_count_change_nothing_in_the_norms_of_others():
 
     alone = run(x, 1.0)
     ranks = InThreads(2)
-    first, second = ranks.run(
-        lambda r: run([x, other][r], 1.0 - r, SyncNorms(ranks, Counted(6 * (1 - r))))
-    )
+    first, second = ranks.run(lambda r: run([x, other][r], 1.0 - r, SyncNorms(ranks, Counted(6 * (1 - r)))))
     for mine, expected in zip(first, alone, strict=True):
         assert torch.allclose(mine, expected, atol=1e-5)
     assert torch.equal(second[0], torch.zeros_like(second[0]))

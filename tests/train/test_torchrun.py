@@ -22,9 +22,7 @@ def torchrun(*words, ranks=2, module=False, cwd=SUPPORT):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", *(["-m"] if module else []), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=500
-    )
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def alone(*words):

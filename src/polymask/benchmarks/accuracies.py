@@ -40,8 +40,7 @@ def read_accuracies(path: str | Path) -> Accuracies:
     for name in content:
         if name not in _PARTS:
             raise BenchmarkError(
-                f'{path}: {name!r} has no meaning beside "accuracy"; there may be '
-                '"reference" and "params"'
+                f'{path}: {name!r} has no meaning beside "accuracy"; there may be "reference" and "params"'
             )
     params = content.get("params")
     if params is not None and not isinstance(params, Decimal):
@@ -60,10 +59,7 @@ def _row(path: Path, content: Any, what: str) -> Row:
         if not isinstance(value, Decimal):
             raise BenchmarkError(f"{path}: the {what} of {name!r} must be a number, as 82.4")
     if 0 < max(content.values()) <= 1:
-        raise BenchmarkError(
-            f"{path}: no {what} is above 1, so they look like fractions; give percent, 82.4 for "
-            "0.824"
-        )
+        raise BenchmarkError(f"{path}: no {what} is above 1, so they look like fractions; give percent, 82.4 for 0.824")
     values = {name: float(value) for name, value in content.items()}
     return Row(values, max(_decimals(value) for value in content.values()))
 

@@ -65,9 +65,7 @@ def find_published(table: ResultTable) -> Beside | None:
     shared = {domain: shared[domain] for domain in benchmark.domains if domain in shared}
     wrong = [found for found in disagreements() if found.table == chosen.name]
     misprints = {(found.system, str(found.cell)): found.recomputed for found in wrong}
-    return Beside(
-        chosen, bool(same), f"{remark}.", shared, _shared_scores(chosen, shared), misprints
-    )
+    return Beside(chosen, bool(same), f"{remark}.", shared, _shared_scores(chosen, shared), misprints)
 
 
 def find_ablations(table: ResultTable) -> tuple[Ablation, ...]:

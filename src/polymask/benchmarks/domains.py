@@ -33,9 +33,7 @@ class Benchmark:
         for domain, others in self.spellings.items():
             if key == _key(domain) or key in others:
                 return domain
-        raise BenchmarkError(
-            f"{name!r} is no domain of {self.name}; {near_matches(name, self.domains)}"
-        )
+        raise BenchmarkError(f"{name!r} is no domain of {self.name}; {near_matches(name, self.domains)}")
 
     def arrange(self, values: Mapping[str, Value], what: str) -> dict[str, Value]:
         """The values by domain, in the benchmark's order: one for each domain, by whatever name."""
@@ -44,8 +42,7 @@ class Benchmark:
             domain = self.find(name)
             if domain in names:
                 raise BenchmarkError(
-                    f"a {what} is given for {names[domain]!r} and {name!r}, which are both "
-                    f"{domain}; keep one"
+                    f"a {what} is given for {names[domain]!r} and {name!r}, which are both {domain}; keep one"
                 )
             names[domain] = name
         lacking = [domain for domain in self.domains if domain not in names]

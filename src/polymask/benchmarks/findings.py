@@ -45,12 +45,9 @@ class Findings:
             "missing": list(self.table.missing),
             "rows": [_row(row, plan) for row in self.table.rows],
             "tuning": {
-                method: asdict(tuned) | {"at_the_end": at_the_end(tuned)}
-                for method, tuned in plan.tuning.items()
+                method: asdict(tuned) | {"at_the_end": at_the_end(tuned)} for method, tuned in plan.tuning.items()
             },
-            "comparisons": {
-                other: [one.to_json() for one in found] for other, found in self.comparisons.items()
-            },
+            "comparisons": {other: [one.to_json() for one in found] for other, found in self.comparisons.items()},
             "published": None if self.published is None else _published(self.published),
             "ablation": [_ablation(row, self.table) for row in self.ablations],
             "frontier": asdict(self.frontier),

@@ -53,9 +53,7 @@ def find_frontier(table: ResultTable) -> Frontier:
             points.append(Point(row.label, row.params, overhead, value, still=bool(row.still)))
     points.sort(key=lambda point: (point.params, -point.value))
     compared = [point for point in points if not point.still]
-    placed = tuple(
-        replace(p, on_frontier=not p.still and not _is_beaten(p, compared)) for p in points
-    )
+    placed = tuple(replace(p, on_frontier=not p.still and not _is_beaten(p, compared)) for p in points)
     return Frontier("score" if scored else "mean accuracy", placed)
 
 

@@ -191,9 +191,7 @@ def _lesson(base: Base, name: str, source: str, job: Job, recipe: Recipe) -> Les
     # Rows that differ in their rates only share the decoded images.
     protocol = replace(job.protocol, recipe=Recipe(selection="last", **fed))
     data, train, val, test = _loaders(base, name, source, protocol, job.cache)
-    train = Loader(
-        train.cache, train.transform, batch_size=train.batch_size, seed=job.seed, shuffle=True
-    )
+    train = Loader(train.cache, train.transform, batch_size=train.batch_size, seed=job.seed, shuffle=True)
     spec = replace(recipe.input(base.input), squash=data.squash)
     selection = "last" if job.protocol.searching else job.protocol.selection
     chosen = {"last": None, "val": val, "test": test}[selection]
@@ -207,9 +205,7 @@ def _loaders(
     """Decoded images of a domain, kept for the next jobs on it."""
     data = load_domain_data(name, source, protocol)
     recipe = replace(protocol.recipe, selection="best")
-    loaders = make_loaders(
-        data, base.input, recipe, cache=cache, crops=protocol.crops_of(data.mirror)
-    )
+    loaders = make_loaders(data, base.input, recipe, cache=cache, crops=protocol.crops_of(data.mirror))
     assert loaders.val is not None
     return data, loaders.train, loaders.val, loaders.test
 
@@ -221,9 +217,7 @@ def _labelled(data: DomainData, file: Path) -> DomainData:
     number = {c: place for place, c in enumerate(data.submission.category_ids.tolist())}
     answers = [number.get(labels.get(i, -1), -1) for i in data.submission.image_ids.tolist()]
     if -1 in answers:
-        raise BenchmarkError(
-            f"{file} does not have the labels of {data.name}'s test images; leave out --labels"
-        )
+        raise BenchmarkError(f"{file} does not have the labels of {data.name}'s test images; leave out --labels")
     return replace(data, test=RelabelledSplit(data.submission.images, answers), notes=())
 
 

@@ -64,15 +64,12 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         if domain not in NUMBERINGS or not member.filename.endswith("_test.json"):
             continue
         if domain in found:
-            raise BenchmarkError(
-                f"{path} has {found[domain].filename} and {member.filename}; keep one"
-            )
+            raise BenchmarkError(f"{path} has {found[domain].filename} and {member.filename}; keep one")
         found[domain] = member
     lacking = [f"{domain}_test.json" for domain in NUMBERINGS if domain not in found]
     if lacking:
         raise BenchmarkError(
-            f"{path} lacks {', '.join(lacking)}; give the organisers' labels_test.zip, from "
-            "srebuffi/residual_adapters"
+            f"{path} lacks {', '.join(lacking)}; give the organisers' labels_test.zip, from srebuffi/residual_adapters"
         )
     return found
 

@@ -39,9 +39,7 @@ def _in_process(tally: Tally, threads: int | None) -> None:
         for number in tally.waiting:
             tally.started(number)
             try:
-                outcome = run_job(
-                    tally.jobs[number], JobProgress(partial(tally.progressed, number))
-                )
+                outcome = run_job(tally.jobs[number], JobProgress(partial(tally.progressed, number)))
             except InterruptedTraining:
                 raise
             except PolymaskError as error:
@@ -60,10 +58,7 @@ def _in_processes(tally: Tally, workers: int, threads: int) -> None:
         todo.put((number, tally.jobs[number]))
     for _ in range(workers):
         todo.put(None)
-    processes = [
-        context.Process(target=_work, args=(todo, events, threads), daemon=True)
-        for _ in range(workers)
-    ]
+    processes = [context.Process(target=_work, args=(todo, events, threads), daemon=True) for _ in range(workers)]
     for process in processes:
         process.start()
     try:

@@ -55,8 +55,7 @@ _COUNTS = {  # classes, train and val images, test images: as in the organisers'
 }
 
 NUMBERINGS = {
-    domain: Numbering(domain, k, *_COUNTS[domain])
-    for k, domain in enumerate(sorted(DECATHLON.domains), start=1)
+    domain: Numbering(domain, k, *_COUNTS[domain]) for k, domain in enumerate(sorted(DECATHLON.domains), start=1)
 }
 
 

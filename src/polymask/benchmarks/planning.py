@@ -79,9 +79,7 @@ def make_plan(request: Request) -> Plan:
     base = load_base(request.base.name, weights=request.base.weights, device=request.base.device)
     methods = {text: read_method(text) for text in request.methods}
     if len(methods) < len(request.methods) or len(set(request.seeds)) < len(request.seeds):
-        raise BenchmarkError(
-            f"methods {', '.join(request.methods)} and seeds {request.seeds}: name each once"
-        )
+        raise BenchmarkError(f"methods {', '.join(request.methods)} and seeds {request.seeds}: name each once")
     for row in methods.values():  # a method that this base cannot have says so
         method = row.method(request.protocol.recipe)
         method.check_own(request.suite.own is not None)
@@ -91,14 +89,10 @@ def make_plan(request: Request) -> Plan:
         check_name(domain)
     for domain, _ in request.protocol.classes:
         if domain not in known:
-            raise BenchmarkError(
-                f"classes of {domain!r} are asked for; {near_matches(domain, known - {''})}"
-            )
+            raise BenchmarkError(f"classes of {domain!r} are asked for; {near_matches(domain, known - {''})}")
     for domain in request.search_on:
         if domain not in known:
-            raise BenchmarkError(
-                f"a search on {domain!r} is asked for; {near_matches(domain, known - {''})}"
-            )
+            raise BenchmarkError(f"a search on {domain!r} is asked for; {near_matches(domain, known - {''})}")
     plan = _plan(request, base, methods)
     _check_same(request.out, plan)
     for text in request.methods:
@@ -148,26 +142,19 @@ def final_jobs(request: Request, plan: Plan) -> list[Job]:
 
 def _plan(request: Request, base: Base, rows: Mapping[str, MethodText]) -> Plan:
     suite, protocol = request.suite, request.protocol
-    facts = {
-        name: _facts(source, load_domain_data(name, source, protocol))
-        for name, source in suite.domains.items()
-    }
+    facts = {name: _facts(source, load_domain_data(name, source, protocol)) for name, source in suite.domains.items()}
     notes = {name: fact.notes for name, fact in facts.items() if fact.notes}
     before = _earlier(request.out)
     own = None if suite.own is None else suite.own[0]
     if before is not None and before.fingerprint == base.fingerprint:
         own_accuracy = before.own_accuracy
     else:
-        own_accuracy = (
-            None if suite.own is None else _own_accuracy(base, *suite.own, protocol, request.cache)
-        )
+        own_accuracy = None if suite.own is None else _own_accuracy(base, *suite.own, protocol, request.cache)
     earlier_methods = () if before is None else before.methods
     earlier_seeds = () if before is None else before.seeds
     tuning = dict(() if before is None else before.tuning)
     for text, row in rows.items():
-        if ladders_of(text, request.ladders) and not learns_but_the_head(
-            base, row, protocol.recipe
-        ):
+        if ladders_of(text, request.ladders) and not learns_but_the_head(base, row, protocol.recipe):
             fields = {ladder.field for ladder in ladders_of(text, request.ladders)}
             if "head_rate" not in fields:
                 tuning[text] = nothing_searched(request.first_seed, "only its head learns")
@@ -240,9 +227,7 @@ def _facts(source: str, data: DomainData) -> DomainFacts:
     )
 
 
-def _own_accuracy(
-    base: Base, name: str, source: str, protocol: Protocol, cache: Path | None
-) -> float | None:
+def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol, cache: Path | None) -> float | None:
     """The accuracy of the base with its own classifier on its own domain's test images."""
     data = load_domain_data(name, source, replace(protocol, limit=None, classes=()))
     if data.test is None or base.head is None:

@@ -46,9 +46,7 @@ class Protocol:
     def __post_init__(self) -> None:
         for name, allowed in (("selection", get_args(Selection)), ("crops", get_args(Crops))):
             if getattr(self, name) not in allowed:
-                raise BenchmarkError(
-                    f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
-                )
+                raise BenchmarkError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
 
     @property
     def training(self) -> Recipe:
@@ -68,9 +66,7 @@ class Protocol:
         return int(self.crops)
 
 
-def deviations(
-    suite: Suite, protocol: Protocol, base: str, notes: Mapping[str, tuple[str, ...]]
-) -> tuple[str, ...]:
+def deviations(suite: Suite, protocol: Protocol, base: str, notes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Where a run leaves the paper's protocol, a sentence each; none where there is no such."""
     if suite.name not in BENCHMARKS:
         return ()

@@ -157,18 +157,14 @@ def disagreements() -> list[Disagreement]:
                 low, high = whole.low / over, whole.high / over
                 if not low - 0.5 <= printed <= high + 0.5:  # printed without decimals
                     recomputed = whole.score / over
-                    found.append(
-                        Disagreement(table.name, system, cell, printed, recomputed, low, high)
-                    )
+                    found.append(Disagreement(table.name, system, cell, printed, recomputed, low, high))
     return found
 
 
 def _table(content: dict[str, Any]) -> PublishedTable:
     domains = content["domains"]
     rows = {
-        row["system"]: PublishedRow(
-            **row | {"accuracy": dict(zip(domains, row["accuracy"], strict=True))}
-        )
+        row["system"]: PublishedRow(**row | {"accuracy": dict(zip(domains, row["accuracy"], strict=True))})
         for row in content["rows"]
     }
     reference = content["reference"]

@@ -33,8 +33,7 @@ class Share:
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0:
             raise EngineError(
-                f"cpus_per_job={self.cpus} and gpus_per_job={self.gpus}; give more than 0 CPUs, "
-                "and 0 GPUs or more"
+                f"cpus_per_job={self.cpus} and gpus_per_job={self.gpus}; give more than 0 CPUs, and 0 GPUs or more"
             )
 
     def fits(self, resources: Mapping[str, float]) -> bool:
@@ -84,9 +83,9 @@ def check_nodes(ray: Any, share: Share, meeting: Meeting, jobs: Sequence[Job]) -
         )
     look = ray.remote(look_around)
     answers = {
-        look.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node(name)).remote(
-            meeting, jobs
-        ): node["NodeManagerAddress"]
+        look.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node(name)).remote(meeting, jobs): node[
+            "NodeManagerAddress"
+        ]
         for name, node in able.items()
     }
     here = count_images(jobs)  # while they look
@@ -105,9 +104,7 @@ def check_answer(ray: Any, answer: Any, address: str, here: Mapping[str, str]) -
     try:
         why, images = ray.get(answer)
     except ray.exceptions.RayError as error:
-        raise EngineError(
-            f"node {address} cannot run jobs ({last_line(error)}); install there {versions()}"
-        ) from error
+        raise EngineError(f"node {address} cannot run jobs ({last_line(error)}); install there {versions()}") from error
     if why is not None:
         raise EngineError(f"node {address}: {why}")
     for domain, there in images.items():

@@ -86,9 +86,7 @@ def count_images(jobs: Sequence[Job]) -> dict[str, str]:
     return found
 
 
-def work(
-    number: int, job: Job, meeting: Meeting, threads: int, board: Any
-) -> tuple[str, str | None]:
+def work(number: int, job: Job, meeting: Meeting, threads: int, board: Any) -> tuple[str, str | None]:
     """Do one job; "finished", or "failed" and why. Stopped by a signal, it raises and can go on.
 
     `board` is the actor of a Ray queue, which is told how the job goes; nobody waits for it.

@@ -94,12 +94,9 @@ class Plan:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read what `write` wrote."""
         domains = {
-            name: DomainFacts(**{**facts, "notes": tuple(facts["notes"])})
-            for name, facts in values["domains"].items()
+            name: DomainFacts(**{**facts, "notes": tuple(facts["notes"])}) for name, facts in values["domains"].items()
         }
-        tuning = {
-            method: Tuned.from_json(tuned) for method, tuned in values.get("tuning", {}).items()
-        }
+        tuning = {method: Tuned.from_json(tuned) for method, tuned in values.get("tuning", {}).items()}
         lists = {name: tuple(values[name]) for name in ("methods", "seeds", "deviations")}
         return cls(**{**values, "domains": domains, "tuning": tuning, **lists})
 
@@ -198,8 +195,7 @@ def read_record(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BenchmarkError(
-            f"{path} cannot be read: {error.strerror}; give the folder that `polymask benchmark "
-            "--out` wrote"
+            f"{path} cannot be read: {error.strerror}; give the folder that `polymask benchmark --out` wrote"
         ) from error
     except ValueError as error:
         raise BenchmarkError(f"{path} is not JSON ({error}); delete it and run again") from error

@@ -23,9 +23,7 @@ class Reference:
     remark: str
 
 
-def find_reference(
-    plan: Plan, columns: Sequence[str], individual: Mapping[str, float] | None
-) -> Reference:
+def find_reference(plan: Plan, columns: Sequence[str], individual: Mapping[str, float] | None) -> Reference:
     """Choose the reference for a plan's columns.
 
     `individual` has the mean accuracies of the individual networks, as far as they are done; None
@@ -73,10 +71,7 @@ def is_whole(benchmark: str, columns: Sequence[str]) -> bool:
 
 def _trouble(columns: Sequence[str], individual: Mapping[str, float] | None) -> str:
     if individual is None:
-        return (
-            "it is measured against individual networks, and these runs have no finetune. Add it "
-            "to --methods."
-        )
+        return "it is measured against individual networks, and these runs have no finetune. Add it to --methods."
     lacking = [column for column in columns if column not in individual]
     if lacking:
         return f"the individual networks (finetune) have no accuracy on {', '.join(lacking)} yet."
@@ -92,15 +87,10 @@ def _trouble(columns: Sequence[str], individual: Mapping[str, float] | None) -> 
 def _of_how_many(name: str, columns: Sequence[str]) -> str:
     known = BENCHMARKS.get(name)
     if known is None:
-        return (
-            f" of {name}, which is no published benchmark: it compares the rows of this table only"
-        )
+        return f" of {name}, which is no published benchmark: it compares the rows of this table only"
     names = {column: canonical(known, column) for column in columns}
     lacking = [domain for domain in known.domains if domain not in names.values()]
     foreign = [column for column, domain in names.items() if domain is None]
     told = [f"without {', '.join(lacking)}"] if lacking else []
     told += [f"with {', '.join(foreign)}"] if foreign else []
-    return (
-        f", not the {len(known.domains)} of {name} ({'; '.join(told)}): it cannot be compared with "
-        "published scores"
-    )
+    return f", not the {len(known.domains)} of {name} ({'; '.join(told)}): it cannot be compared with published scores"

@@ -60,9 +60,7 @@ def run_jobs(
     return tally.result()
 
 
-def threads_of_a_job(
-    engine: Engine, workers: int, threads: int | None, cpus_per_job: float = 1
-) -> int:
+def threads_of_a_job(engine: Engine, workers: int, threads: int | None, cpus_per_job: float = 1) -> int:
     """How many threads each job runs with: those asked for, or its share of the cores."""
     if threads is not None:
         return threads

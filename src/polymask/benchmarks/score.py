@@ -89,8 +89,7 @@ def _reference(benchmark: Benchmark, given: Mapping[str, float] | None) -> dict[
     if benchmark.reference is not None:
         if given is not None:
             raise BenchmarkError(
-                f"{benchmark.name} is scored against its organisers' networks; leave out the "
-                "reference"
+                f"{benchmark.name} is scored against its organisers' networks; leave out the reference"
             )
         return dict(benchmark.reference)
     if given is None:
@@ -101,9 +100,7 @@ def _reference(benchmark: Benchmark, given: Mapping[str, float] | None) -> dict[
     found = _checked(benchmark.arrange(given, "reference"), "reference")
     for domain, value in found.items():
         if value == 100:
-            raise BenchmarkError(
-                f"the reference has no error on {domain}, so nothing can be measured against it"
-            )
+            raise BenchmarkError(f"the reference has no error on {domain}, so nothing can be measured against it")
     return found
 
 

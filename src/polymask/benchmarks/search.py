@@ -72,9 +72,7 @@ def choose(
     found = tuple(_trial(values, outcomes, domains) for values, outcomes in trials)
     best = max(found, key=lambda trial: -1.0 if trial.mean is None else trial.mean)
     if best.mean is None:
-        raise BenchmarkError(
-            f"none of the values {[dict(t.values) for t in found]} gave a finite loss; give others"
-        )
+        raise BenchmarkError(f"none of the values {[dict(t.values) for t in found]} gave a finite loss; give others")
     return Tuned(
         fields=tuple(ladder.field for ladder in ladders),
         domains=tuple(domains),
@@ -90,9 +88,7 @@ def nothing_searched(seed: int, remark: str) -> Tuned:
     return Tuned(fields=(), domains=(), seed=seed, trials=(), chosen={}, remark=remark)
 
 
-def same_search(
-    tuned: Tuned, trials: Sequence[Mapping[str, Any]], domains: Sequence[str], seed: int
-) -> bool:
+def same_search(tuned: Tuned, trials: Sequence[Mapping[str, Any]], domains: Sequence[str], seed: int) -> bool:
     """Whether a search that was made is the one that is asked for."""
     made = [dict(trial.values) for trial in tuned.trials]
     return (tuned.domains, tuned.seed, made) == (tuple(domains), seed, list(trials))
@@ -122,7 +118,6 @@ def _remark(ladders: Sequence[Ladder], chosen: Mapping[str, Any]) -> str:
     ends = [
         f"{ladder.field}={write_value(chosen[ladder.field])}"
         for ladder in ladders
-        if len(ladder.values) > 1
-        and chosen[ladder.field] in (min(ladder.values), max(ladder.values))
+        if len(ladder.values) > 1 and chosen[ladder.field] in (min(ladder.values), max(ladder.values))
     ]
     return f"{', '.join(ends)} is at the end of its ladder" if ends else ""

@@ -153,11 +153,7 @@ class Mirror(Listener):
         self.push()
 
     def _has_new_checkpoint(self, here: dict[str, Stamp]) -> bool:
-        return any(
-            stamp != self.same.get(name)
-            for name, stamp in here.items()
-            if name.endswith(".checkpoint")
-        )
+        return any(stamp != self.same.get(name) for name, stamp in here.items() if name.endswith(".checkpoint"))
 
     def _here(self) -> dict[str, Stamp]:
         found: dict[str, Stamp] = {}

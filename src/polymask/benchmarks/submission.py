@@ -85,8 +85,7 @@ def _image_id(numbering: Numbering, image: str | int) -> int:
 def _category(numbering: Numbering, image: str | int, label: int) -> int:
     if not 0 <= label < numbering.classes:
         raise BenchmarkError(
-            f"image {image} of {numbering.domain} has class {label}; classes are 0 to "
-            f"{numbering.classes - 1}"
+            f"image {image} of {numbering.domain} has class {label}; classes are 0 to {numbering.classes - 1}"
         )
     return numbering.categories[label]
 
@@ -116,9 +115,7 @@ def _compare(path: Path, answers: dict[int, int], images: dict[int, None]) -> No
         )
     lacking = [image for image in images if image not in answers]
     if lacking:
-        raise BenchmarkError(
-            f"{path} has no answer for {name_images(lacking)}; every test image needs one"
-        )
+        raise BenchmarkError(f"{path} has no answer for {name_images(lacking)}; every test image needs one")
 
 
 def _read(path: Path) -> dict[int, int]:

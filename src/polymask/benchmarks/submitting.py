@@ -42,9 +42,7 @@ def write_submissions(jobs: Sequence[Job], out: Path) -> list[Path]:
     return list(groups)
 
 
-def _answers(
-    base: Base, job: Job, name: str, source: str, pack: Path | None
-) -> dict[str | int, int]:
+def _answers(base: Base, job: Job, name: str, source: str, pack: Path | None) -> dict[str | int, int]:
     data = load_domain_data(name, source, job.protocol)
     if data.submission is None:
         raise BenchmarkError(f"{source} has nothing to submit; run without --classes")

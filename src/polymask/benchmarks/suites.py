@@ -30,9 +30,7 @@ class Suite:
         """The suite with these domains alone."""
         for name in names:
             if name not in self.domains:
-                raise BenchmarkError(
-                    f"{self.name} has no domain {name!r} here; {near_matches(name, self.domains)}"
-                )
+                raise BenchmarkError(f"{self.name} has no domain {name!r} here; {near_matches(name, self.domains)}")
         kept = {name: source for name, source in self.domains.items() if name in names}
         left = tuple(name for name in self.domains if name not in names)
         return replace(self, domains=kept, lacking=(*self.lacking, *left))
@@ -59,9 +57,7 @@ def _sketch(data: Path) -> Suite:
         except BenchmarkError:
             continue
         if domain in found:
-            raise BenchmarkError(
-                f"{found[domain]} and {child} are both {domain}; take one of them away"
-            )
+            raise BenchmarkError(f"{found[domain]} and {child} are both {domain}; take one of them away")
         found[domain] = child
     sources = {name: f"sketch:{place}" for name, place in found.items()}
     return _suite(IMAGENET_TO_SKETCH, sources, "ImageNet", data)
@@ -82,11 +78,7 @@ def _suite(benchmark: Benchmark, sources: dict[str, str], own: str, data: Path) 
             f"{data} has none of the domains of {benchmark.name} "
             f"({', '.join(benchmark.domains)}); see docs/reproduce.md for the layout"
         )
-    ordered = {
-        domain.lower().replace(" ", "-"): sources[domain]
-        for domain in benchmark.domains
-        if domain in sources
-    }
+    ordered = {domain.lower().replace(" ", "-"): sources[domain] for domain in benchmark.domains if domain in sources}
     own_pair = None if own_source is None else (own.lower(), own_source)
     return Suite(benchmark.name, benchmark.name, ordered, own_pair, lacking)
 
@@ -94,9 +86,7 @@ def _suite(benchmark: Benchmark, sources: dict[str, str], own: str, data: Path) 
 def _folder(place: str) -> Suite:
     root = Path(place)
     if not root.is_dir():
-        raise BenchmarkError(
-            f"{place!r} is neither a benchmark ({', '.join(NAMED)}) nor a folder of domains"
-        )
+        raise BenchmarkError(f"{place!r} is neither a benchmark ({', '.join(NAMED)}) nor a folder of domains")
     domains = {child.name: str(child) for child in _folders(root)}
     if not domains:
         raise BenchmarkError(f"{root} has no folders; give a folder with one for each domain")

@@ -152,9 +152,7 @@ def _own_column(plan: Plan) -> tuple[str, ...]:
     return (plan.own,) if known and plan.own is not None else ()
 
 
-def _row(
-    plan: Plan, columns: tuple[str, ...], method: str, direction: str, found: tuple[Outcome, ...]
-) -> Row:
+def _row(plan: Plan, columns: tuple[str, ...], method: str, direction: str, found: tuple[Outcome, ...]) -> Row:
     values: dict[str, dict[int, float]] = {column: {} for column in columns}
     for outcome in found:
         for domain, one in outcome.domains.items():

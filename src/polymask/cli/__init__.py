@@ -28,8 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if several and not verb.in_ranks:
             raise PolymaskError(
-                "torchrun is for learn; start this command without it (benchmark has --workers "
-                "and --engine ray)"
+                "torchrun is for learn; start this command without it (benchmark has --workers and --engine ray)"
             )
         verb.execute()
     except InterruptedTraining as stopped:

@@ -151,9 +151,7 @@ class Benchmark(BaseVerb):
             base=BaseName(self.base, self.weights, self.device),
             methods=_listed("methods", self.methods),
             seeds=tuple(_number(seed) for seed in _listed("seeds", self.seeds)),
-            protocol=Protocol(
-                recipe, self.selection, self.crops, self.limit, _counts(self.classes), self.labels
-            ),
+            protocol=Protocol(recipe, self.selection, self.crops, self.limit, _counts(self.classes), self.labels),
             out=self.out,
             directions=_directions(self.orders),
             cache=self.cache,
@@ -218,8 +216,7 @@ def _directions(text: str) -> tuple[str, ...]:
 def _chosen(tuned: "Tuned") -> str:
     """What a search has chosen, in a line."""
     values = ", ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in tuned.chosen.items()
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in tuned.chosen.items()
     )
     return "; ".join(part for part in (values, tuned.remark) if part)
 

@@ -133,12 +133,8 @@ def _teach(
     results, kept = [], None
     for method in (*RIVALS, METHOD):
         began = time.perf_counter()
-        learned = learn(
-            base, data, method, recipe, loaders=loaders, seed=seed, listener=listen(method)
-        )
-        results.append(
-            _measured(base, method, learned, out, data.name, time.perf_counter() - began)
-        )
+        learned = learn(base, data, method, recipe, loaders=loaders, seed=seed, listener=listen(method))
+        results.append(_measured(base, method, learned, out, data.name, time.perf_counter() - began))
         console.print(_line(results[-1]))
         kept = learned.domain
     assert kept is not None
@@ -165,9 +161,7 @@ def recipe_of(lesson: Lesson) -> Recipe:
     return get_recipe("quick", epochs=lesson.epochs, side=lesson.side)
 
 
-def _measured(
-    base: Base, method: str, learned: Learned, out: Path, name: str, seconds: float
-) -> MethodResult:
+def _measured(base: Base, method: str, learned: Learned, out: Path, name: str, seconds: float) -> MethodResult:
     """The numbers of one training; the domain's pack stays in `out` if it is the demo's own."""
     path = out / (f"{name}.safetensors" if method == METHOD else f".{name}.{method}")
     learned.domain.save(path)
@@ -195,9 +189,7 @@ def _line(result: MethodResult) -> str:
     )
 
 
-def _samples(
-    base: Base, domain: Domain, data: DomainData, loaders: Loaders, count: int = 6
-) -> Iterator[Prediction]:
+def _samples(base: Base, domain: Domain, data: DomainData, loaders: Loaders, count: int = 6) -> Iterator[Prediction]:
     """What the domain says of test images spread over the whole split, right or wrong."""
     assert loaders.test is not None
     cache, transform = loaders.test.cache, loaders.test.transform
@@ -210,8 +202,7 @@ def _samples(
             image_png=_png(cache.image(index)),
             truth=data.classes[int(cache.labels[index])],
             top=tuple(
-                (data.classes[place], value)
-                for place, value in zip(places.tolist(), values.tolist(), strict=True)
+                (data.classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)
             ),
         )
 
@@ -229,9 +220,7 @@ def _png(image: Tensor) -> bytes:
 def _settings(seed: int) -> dict[str, str]:
     settings = {"seed": str(seed), "recipe": "quick, the same for every method"}
     for lesson in LESSONS:
-        settings[lesson.source] = (
-            f"{lesson.images} training images at most, {lesson.epochs} epochs at {lesson.side} px"
-        )
+        settings[lesson.source] = f"{lesson.images} training images at most, {lesson.epochs} epochs at {lesson.side} px"
     return settings
 
 

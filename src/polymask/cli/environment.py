@@ -35,9 +35,7 @@ def report() -> dict[str, Any]:
         "compiler": compiler(),
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
         "packages": {name: installed(name) for name in CORE},
-        "extras": {
-            extra: {n: installed(n) for n in names} for extra, names in optional_packages().items()
-        },
+        "extras": {extra: {n: installed(n) for n in names} for extra, names in optional_packages().items()},
     }
 
 

@@ -64,10 +64,7 @@ class Export(PackVerb):
         console.print(f"{result['file']}: {result['bytes']:,} bytes{opset}")
         console.print(f"{fed['name']}: {fed['type']} {shapes[0]}; {given['name']}: {shapes[1]}")
         if result["checked_images"]:
-            console.print(
-                f"checked on {result['checked_images']} images: within "
-                f"{result['difference']:.1e} of PyTorch"
-            )
+            console.print(f"checked on {result['checked_images']} images: within {result['difference']:.1e} of PyTorch")
 
 
 def read_pixels(files: list[Path], spec: "InputSpec") -> "Tensor":

@@ -47,9 +47,7 @@ class Learn(TrainingVerb, BaseVerb):
     def execute(self) -> None:
         from polymask.train.ranks import join_ranks
 
-        with join_ranks(
-            device=self.device, sync_norms=self.sync_norms, compress=self.compress_gradients
-        ) as self.ranks:
+        with join_ranks(device=self.device, sync_norms=self.sync_norms, compress=self.compress_gradients) as self.ranks:
             if self.leads:
                 super().execute()
             else:
@@ -160,8 +158,7 @@ class Demo(Verb):
         console.print(table("test accuracy", *methods, "pack", rows=rows))
         kept = result["nothing_forgotten"]
         console.print(
-            "[green]✓[/] nothing was forgotten: the base and every domain's outputs are "
-            "bit-identical to what they were"
+            "[green]✓[/] nothing was forgotten: the base and every domain's outputs are bit-identical to what they were"
             if kept
             else "[bold red]✗ something changed: see the report[/]"
         )

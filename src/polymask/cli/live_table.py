@@ -50,9 +50,7 @@ class LiveTable(Watcher):
         for job in jobs:
             for name, _ in job.domains:
                 self._cell(job, name).waiting += 1
-        self.live = Live(
-            console=self.console, refresh_per_second=4, get_renderable=self.picture, transient=True
-        )
+        self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.picture, transient=True)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -82,9 +80,7 @@ class LiveTable(Watcher):
             if found.test_accuracy is not None:
                 cell = self._cell(job, name)
                 cell.accuracies = [*(cell.accuracies or []), found.test_accuracy]
-        self._line(
-            job, ", ".join(_accuracy(n, f.test_accuracy) for n, f in outcome.domains.items())
-        )
+        self._line(job, ", ".join(_accuracy(n, f.test_accuracy) for n, f in outcome.domains.items()))
 
     def failed(self, job: Job, error: str) -> None:
         self._close(job)
@@ -99,9 +95,7 @@ class LiveTable(Watcher):
         for domain in self.plan.domains:
             grid.add_column(domain, justify="right")
         for label in dict.fromkeys(label for label, _ in self.cells):
-            cells = [
-                self.cells.get((label, domain), _Cell()).text() for domain in self.plan.domains
-            ]
+            cells = [self.cells.get((label, domain), _Cell()).text() for domain in self.plan.domains]
             grid.add_row(label, *cells)
         lines = [Text(f"{job.title} · {note}", style="dim") for job, note in self.notes.items()]
         return Group(grid, Text(f"{self.done} of {len(self.jobs)} jobs", style="dim"), *lines)

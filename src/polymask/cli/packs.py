@@ -103,9 +103,7 @@ class Account(Verb):
             ["weights masked", f"{result['masked_weights']:,}"],
         ]
         rows += [
-            [f"bits: {name.replace('_', ' ')}", f"{bits:,}"]
-            for name, bits in result["components"].items()
-            if bits
+            [f"bits: {name.replace('_', ' ')}", f"{bits:,}"] for name, bits in result["components"].items() if bits
         ]
         title = f"{result['method']} on {result['base']}, {result['domains']} domains"
         console.print(table(title, "", rows=rows))

@@ -72,9 +72,7 @@ def parse(arguments: list[str]) -> Verb:
     for name, verb in VERBS.items():
         choice = Annotated[verb, subcommand(name, description=_first_line(verb))]  # type: ignore[valid-type]
         choices = choice if choices is None else choices | choice
-    chosen: Verb = tyro.cli(
-        choices, prog="polymask", description=DESCRIPTION, args=arguments, config=_STYLE
-    )
+    chosen: Verb = tyro.cli(choices, prog="polymask", description=DESCRIPTION, args=arguments, config=_STYLE)
     return chosen
 
 

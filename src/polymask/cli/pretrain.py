@@ -90,10 +90,7 @@ class Pretrain(TrainingVerb):
         accuracies = {name: result[f"{name}_accuracy"] for name in ("val", "test")}
         rows = [
             ["base", result["base"]],
-            *(
-                [f"{name} accuracy", "–" if value is None else f"{value:.2f} %"]
-                for name, value in accuracies.items()
-            ),
+            *([f"{name} accuracy", "–" if value is None else f"{value:.2f} %"] for name, value in accuracies.items()),
             ["size", f"{result['bytes']:,} bytes"],
             ["fingerprint", result["fingerprint"][:12]],
         ]

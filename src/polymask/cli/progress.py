@@ -44,9 +44,7 @@ class LiveBar(Listener):
             transient=True,
         )
         total = recipe.epochs * steps
-        self.task: TaskID = self.bar.add_task(
-            self.title, total=total, completed=epoch * steps, note=""
-        )
+        self.task: TaskID = self.bar.add_task(self.title, total=total, completed=epoch * steps, note="")
         self.bar.start()
 
     def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:

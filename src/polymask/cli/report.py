@@ -44,8 +44,7 @@ class Report(Verb):
         method, *others = [name.strip() for name in text.split(",")]
         if not self.runs or not others or not all((method, *others)):
             raise BenchmarkError(
-                f"--compare {text}: give a folder of runs and two methods or more, with commas "
-                "between"
+                f"--compare {text}: give a folder of runs and two methods or more, with commas between"
             )
         found = [compare_pooled(self.runs, method, other) for other in others]
         return {"comparisons": [one.to_json() for one in found]}
@@ -61,10 +60,7 @@ class Report(Verb):
             "#Params": [_number(row["params"], 2) for row in rows],
         }
         after = _after(rows)
-        accuracies = {
-            name: [_over_seeds(row["accuracy"][name]) for row in rows]
-            for name in rows[0]["accuracy"]
-        }
+        accuracies = {name: [_over_seeds(row["accuracy"][name]) for row in rows] for name in rows[0]["accuracy"]}
         others = sum(map(_width, (before | after).items()))
         if others + sum(map(_width, accuracies.items())) > console.width:
             accuracies = {"mean over domains": [_over_seeds(_mean(row)) for row in rows]}

@@ -64,9 +64,7 @@ class ScoreVerb(Verb):
         if self.labels is None:
             raise BenchmarkError(f"{file} is scored by labels; give --labels labels_test.zip")
         if self.decimals is not None:
-            raise BenchmarkError(
-                "--decimals goes with --accuracies; those of a submission are exact"
-            )
+            raise BenchmarkError("--decimals goes with --accuracies; those of a submission are exact")
         labels = read_labels(self.labels)
         images = sum(len(part) for part in labels.values())
         official = sum(numbering.test for numbering in NUMBERINGS.values())

@@ -152,9 +152,7 @@ class TrainingVerb(Verb):
             self.say(f"[dim]images are ready at {loaders.train.throughput(0.5):,.0f} a second[/]")
         return loaders
 
-    def listener(
-        self, title: str, what: dict[str, Any], recipe: Recipe, places: Places
-    ) -> "Listener":
+    def listener(self, title: str, what: dict[str, Any], recipe: Recipe, places: Places) -> "Listener":
         """A bar, a line for every epoch, and the log; `what` stands in the log's first line."""
         from polymask.cli.progress import LiveProgress, TensorBoardLog
         from polymask.train.fit import Listener, Together

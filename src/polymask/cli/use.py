@@ -106,10 +106,7 @@ class Predict(PackVerb):
         return rows
 
     def present(self, result: list[dict[str, Any]], console: "Console") -> None:
-        rows = [
-            [row["image"]] + [f"{t['class']} {100 * t['probability']:.1f} %" for t in row["top"]]
-            for row in result
-        ]
+        rows = [[row["image"]] + [f"{t['class']} {100 * t['probability']:.1f} %" for t in row["top"]] for row in result]
         places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top_k + 1)]
         headings = places[: len(rows[0]) - 1]
         console.print(table("image", *headings, rows=rows))
@@ -132,9 +129,7 @@ class Merge(PackVerb):
         if self.out.exists() and not self.force:
             raise DomainError(f"{self.out} exists; give another --out, or --force to replace it")
         base, domain = self.open_domain()
-        state = {
-            n: t.detach().cpu().contiguous() for n, t in domain.merged(base).state_dict().items()
-        }
+        state = {n: t.detach().cpu().contiguous() for n, t in domain.merged(base).state_dict().items()}
         write_atomically(self.out, save(state, {"format": "pt"}))
         size = self.out.stat().st_size
         return {

@@ -122,9 +122,7 @@ def convert(
         if train_masks:
             torch.manual_seed(seed)
             start = started_at(base, domain, tuned, recipe)
-            domain, val_accuracy = train_on(
-                base, start, loaders, recipe, seed=seed, listener=listener
-            )
+            domain, val_accuracy = train_on(base, start, loaders, recipe, seed=seed, listener=listener)
             about |= recipe.to_json()
         outputs = measure(domain)
 
@@ -220,9 +218,7 @@ class _Measure:
 
     def __call__(self, domain: Domain) -> OutputDistance:
         net = domain.merged(self.base)
-        return output_distance(
-            self.base, net, self.teacher, self.batches, self.split, labelled=self.labelled
-        )
+        return output_distance(self.base, net, self.teacher, self.batches, self.split, labelled=self.labelled)
 
 
 def _held_out(loaders: Loaders) -> tuple[str, Batches]:

@@ -197,9 +197,7 @@ def _check_request(path: Path, format: str, check: bool, force: bool) -> None:
     needed = ("onnx", "onnxscript", *(("onnxruntime",) if check else ()))
     missing = [name for name in needed if format == "onnx" and find_spec(name) is None]
     if missing:
-        raise ExportError(
-            f"exporting to ONNX needs {', '.join(missing)}; pip install 'polymask[export]'"
-        )
+        raise ExportError(f"exporting to ONNX needs {', '.join(missing)}; pip install 'polymask[export]'")
 
 
 def _checked_images(images: Tensor, spec: InputSpec) -> Tensor:
@@ -246,8 +244,7 @@ def _onnx_bytes(program: "ExportedProgram", description: dict[str, Any]) -> tupl
     size = sum(t.numel() * t.element_size() for t in program.state_dict.values())
     if size >= _ONNX_LIMIT:
         raise ExportError(
-            f"the network has {size:,} bytes, and one ONNX file holds 2 GiB at most; export it "
-            "for torch.export"
+            f"the network has {size:,} bytes, and one ONNX file holds 2 GiB at most; export it for torch.export"
         )
     with warnings.catch_warnings():
         # torch's own, when it copies a program
@@ -261,9 +258,7 @@ def _onnx_bytes(program: "ExportedProgram", description: dict[str, Any]) -> tupl
                 verbose=False,
             )
         except RuntimeError as error:  # OnnxExporterError and its kinds
-            raise ExportError(
-                f"the network has no ONNX form: {error}; export it for torch.export"
-            ) from error
+            raise ExportError(f"the network has no ONNX form: {error}; export it for torch.export") from error
     assert made is not None
     model = made.model
     for value in (*model.graph.inputs, *model.graph.outputs):

@@ -98,9 +98,7 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConvertError(f"{path} cannot be read as a state dict: {reason}") from error
     if not isinstance(loaded, Mapping):
-        raise ConvertError(
-            f"{path} holds a {type(loaded).__name__}, not a state dict; save `net.state_dict()`"
-        )
+        raise ConvertError(f"{path} holds a {type(loaded).__name__}, not a state dict; save `net.state_dict()`")
     return loaded
 
 

@@ -78,9 +78,7 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     if isinstance(method, str):
         method = create_method(method)
     names = [f"class {i}" for i in range(classes)] or None
-    return account_fitted(
-        base, [skeleton(base, method.for_domains(domains), names)], domains=domains
-    )
+    return account_fitted(base, [skeleton(base, method.for_domains(domains), names)], domains=domains)
 
 
 def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Account:

@@ -111,9 +111,7 @@ class Base:
         exchange_tensors(self.net, {id(self._tensors[n]): p for n, p in fresh.items()})
         self._tensors = dict(named_tensors(self.net))
 
-    def scratch_buffers(
-        self, live_norms: Collection[str], replaced: Collection[str]
-    ) -> dict[str, Tensor]:
+    def scratch_buffers(self, live_norms: Collection[str], replaced: Collection[str]) -> dict[str, Tensor]:
         """Copies of the buffers that a training pass might write to and that nobody replaces."""
         return {
             name: buffer.clone()
@@ -202,8 +200,7 @@ class Base:
             )
         if images.device != self.device:
             raise InputError(
-                f"images are on {images.device}, base {self.name} on {self.device}; "
-                "move one of them with .to(device)"
+                f"images are on {images.device}, base {self.name} on {self.device}; move one of them with .to(device)"
             )
 
     def _runs_in_training(self, module: str, live_norms: Collection[str]) -> bool:
@@ -215,16 +212,14 @@ class Base:
                 continue
             if not torch.isfinite(tensor).all():
                 raise BaseError(
-                    f"{name} of base {self.name} holds values that are not finite; "
-                    "use an intact checkpoint"
+                    f"{name} of base {self.name} holds values that are not finite; use an intact checkpoint"
                 )
 
     def _take_out_classifier(self, name: str) -> None:
         modules = dict(self.net.named_modules())
         if name not in modules or not name:
             raise BaseError(
-                f"base {self.name} has no module {name!r} to take as its classifier; "
-                + near_matches(name, modules)
+                f"base {self.name} has no module {name!r} to take as its classifier; " + near_matches(name, modules)
             )
         head = modules[name]
         size = getattr(head, "in_features", None) or getattr(head, "in_channels", None)
@@ -268,9 +263,7 @@ def load_base(
             raise BaseError("weights=FILE goes with a base's name; load them into the module first")
     elif isinstance(source, Path) or source.endswith(SUFFIX):
         if weights is not None:
-            raise BaseError(
-                f"{source} has its own weights; give weights=FILE with a network's name"
-            )
+            raise BaseError(f"{source} has its own weights; give weights=FILE with a network's name")
         net, spec, label = build_file(Path(source), pretrained=pretrained, device=device)
     else:
         net, spec = build(source, pretrained=pretrained, weights=weights, device=device)
@@ -305,17 +298,14 @@ def _real(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
 
 
-def _choose(
-    sites: Mapping[str, Site], include: Sequence[str], exclude: Sequence[str]
-) -> dict[str, Site]:
+def _choose(sites: Mapping[str, Site], include: Sequence[str], exclude: Sequence[str]) -> dict[str, Site]:
     for pattern in (*include, *exclude):
         if not any(_matches(name, pattern) for name in sites):
             raise BaseError(f"no site matches {pattern!r}; " + near_matches(pattern, sites))
     return {
         name: site
         for name, site in sites.items()
-        if (not include or any(_matches(name, p) for p in include))
-        and not any(_matches(name, p) for p in exclude)
+        if (not include or any(_matches(name, p) for p in include)) and not any(_matches(name, p) for p in exclude)
     }
 
 

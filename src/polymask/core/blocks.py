@@ -99,9 +99,7 @@ class _Chain:
         self.names = {module: name for name, module in base.net.named_modules()}
         self.called, waists = _run(base)
         sites = {id(base.tensor(name)) for name in base.all_sites}
-        self.with_sites = {
-            module for module in self.names if any(id(p) in sites for p in module.parameters())
-        }
+        self.with_sites = {module for module in self.names if any(id(p) in sites for p in module.parameters())}
         self.links = {  # in order of execution
             module: call
             for module, (call, *more) in self.called.items()
@@ -109,9 +107,7 @@ class _Chain:
             if all(value.point in waists for value in call)
         }
         self.with_a_way_around = {
-            type(module)
-            for module in self.called
-            if any(part not in self.links for part in self._parts(module))
+            type(module) for module in self.called if any(part not in self.links for part in self._parts(module))
         }
 
     def blocks_in(self, module: nn.Module) -> set[nn.Module]:

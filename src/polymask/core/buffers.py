@@ -41,10 +41,7 @@ class Plan:
 
     def pieces(self, buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         """The places of the tensors in a buffer, of their shapes and layouts."""
-        return [
-            buffer.as_strided(t.shape, t.stride(), start)
-            for t, start in zip(like, self.starts, strict=True)
-        ]
+        return [buffer.as_strided(t.shape, t.stride(), start) for t, start in zip(like, self.starts, strict=True)]
 
     def whole(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """The buffer that tensors lie in; None where they do not lie as planned."""
@@ -76,9 +73,7 @@ def plan(sizes: tuple[int, ...], width: int, device: torch.device) -> Plan:
 
 @torch.inference_mode(False)  # what is made here may learn later
 @torch.no_grad()
-def copy_together(
-    plan: Plan, tensors: Sequence[Tensor], like: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
+def copy_together(plan: Plan, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """A new buffer with what is in tensors, laid out as `like` are, and its pieces."""
     buffer = plan.buffer(tensors[0].dtype)
     pieces = plan.pieces(buffer, like)

@@ -325,17 +325,13 @@ def check_classes(classes: Sequence[str]) -> list[str]:
     names = list(classes)
     if isinstance(classes, str) or not names or not all(isinstance(c, str) and c for c in names):
         raise DomainError("classes must be a list of non-empty names, one per class")
-    repeated = (
-        sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
-    )
+    repeated = sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
     if repeated:
         raise DomainError(f"class names must be distinct; {', '.join(repeated[:5])} occur twice")
     return names
 
 
-def _follow_output(
-    transform: Transform, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-) -> Tensor:
+def _follow_output(transform: Transform, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return transform.output(inputs[0], output)
 
 

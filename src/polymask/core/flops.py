@@ -33,7 +33,5 @@ def flops_ratio(base: Base, domain: Domain) -> float:
 
     1 where a domain drops no channels. Both have the domain's head, and its size of images.
     """
-    compact, whole = (
-        flops(domain.merged(base, compact=smaller), domain.input.shape) for smaller in (True, False)
-    )
+    compact, whole = (flops(domain.merged(base, compact=smaller), domain.input.shape) for smaller in (True, False))
     return compact / whole

@@ -59,8 +59,7 @@ class InputSpec:
             raise BaseError("input mean and std must be finite and std positive")
         if self.interpolation not in ("nearest", "bilinear", "bicubic"):
             raise BaseError(
-                f"interpolation {self.interpolation!r} is not known; "
-                "use 'nearest', 'bilinear' or 'bicubic'"
+                f"interpolation {self.interpolation!r} is not known; use 'nearest', 'bilinear' or 'bicubic'"
             )
         if not 0 < self.crop <= 1:
             raise BaseError(f"crop {self.crop} must be in (0, 1]")

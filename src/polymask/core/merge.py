@@ -24,9 +24,7 @@ def merge(domain: "Domain", base: "Base", *, compact: bool = False) -> nn.Module
     own = {id(tensor) for _, tensor in named_tensors(domain)}
     with torch.no_grad(), domain.in_eval_mode():
         weights = domain.weights(base)
-        net = copy_with(
-            base.net, {n: t.detach().clone() if id(t) in own else t for n, t in weights.items()}
-        )
+        net = copy_with(base.net, {n: t.detach().clone() if id(t) in own else t for n, t in weights.items()})
     if compact:
         for name, transform in domain.named_transforms():
             layer = name.rpartition(".")[0]

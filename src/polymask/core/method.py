@@ -104,9 +104,7 @@ class Transform(Part, ABC):
         """A smaller layer in place of a merged one, where weights of it are dropped for good."""
         return None
 
-    def origins(
-        self, base_weight: Tensor, base_bias: Tensor | None
-    ) -> list[tuple[nn.Parameter, Tensor]]:
+    def origins(self, base_weight: Tensor, base_bias: Tensor | None) -> list[tuple[nn.Parameter, Tensor]]:
         """Learned changes of whole weights, and what each is added to: decay acts on the sum."""
         return []
 
@@ -235,9 +233,7 @@ class Method(ABC):
     def transform(self, site: Site) -> Transform | None:
         """What the domain learns at one site; None leaves the site as the base has it."""
 
-    def together(
-        self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None
-    ) -> Mapping[str, Tensor]:
+    def together(self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
         """W~ of sites in one operation, where that is faster; the others are made one by one.
 
         With `out`, W~ is written to memory that is there already, for inference.

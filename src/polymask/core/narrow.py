@@ -47,9 +47,7 @@ class NarrowGroups(Narrow):
     made: Tensor  # (output channels that the groups make,)
     idle: Tensor  # (C_out, 1, …): what all channels have without a group
 
-    def __init__(
-        self, layer: nn.Module, kept: Tensor, axis: int, made: Tensor, idle: Tensor
-    ) -> None:
+    def __init__(self, layer: nn.Module, kept: Tensor, axis: int, made: Tensor, idle: Tensor) -> None:
         super().__init__(layer, kept, axis)
         self.register_buffer("made", made)
         self.register_buffer("idle", idle)

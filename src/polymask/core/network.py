@@ -31,9 +31,7 @@ def copy_with(module: M, tensors: Mapping[str, Tensor]) -> M:
     own = dict(named_tensors(module))
     known = {name: tensor for name, tensor in tensors.items() if name in own}
     replaced = {
-        id(own[name]): nn.Parameter(tensor, requires_grad=False)
-        if isinstance(own[name], nn.Parameter)
-        else tensor
+        id(own[name]): nn.Parameter(tensor, requires_grad=False) if isinstance(own[name], nn.Parameter) else tensor
         for name, tensor in known.items()
     }
     copied = structural_copy(module, replaced)

@@ -36,6 +36,5 @@ def tensor_of(output: Any) -> Tensor:
 
 def _not_features(output: Any) -> TypeError:
     return TypeError(
-        f"the network returns {type(output).__name__}, not a tensor of features; wrap it in a "
-        "module that returns one"
+        f"the network returns {type(output).__name__}, not a tensor of features; wrap it in a module that returns one"
     )

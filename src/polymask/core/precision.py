@@ -15,9 +15,7 @@ def learned_type(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def linear_head(
-    features: int, classes: int, dtype: torch.dtype, *, device: str | None = None
-) -> nn.Linear:
+def linear_head(features: int, classes: int, dtype: torch.dtype, *, device: str | None = None) -> nn.Linear:
     """A head on features of type `dtype`, to be learned."""
     wide = learned_type(dtype)
     kind = nn.Linear if wide == dtype else WideLinear

@@ -213,9 +213,7 @@ def survey(net: nn.Module, blank: Tensor) -> Survey:
         norm = _norm(name, module) if name else None
         if norm is not None:
             norms[name] = norm
-    norm_of = {
-        id(tensor): name for name in norms for _, tensor in named_tensors(net.get_submodule(name))
-    }
+    norm_of = {id(tensor): name for name in norms for _, tensor in named_tensors(net.get_submodule(name))}
     recorder = _Recorder(parameters, norm_of)
     with torch.no_grad(), recorder:
         try:
@@ -276,9 +274,7 @@ def _site(net: nn.Module, name: str, recorder: _Recorder, norms: Mapping[str, No
     else:
         return None
     norm = recorder.followed_by.get(name)
-    batch_norm = norm is not None and isinstance(
-        net.get_submodule(norm), nn.modules.batchnorm._BatchNorm
-    )
+    batch_norm = norm is not None and isinstance(net.get_submodule(norm), nn.modules.batchnorm._BatchNorm)
     shape = tuple(weight.shape)
     # Three separate attention projections share one bias, which then is nobody's own.
     tensor = dict(net.named_parameters()).get(bias)

@@ -132,9 +132,7 @@ def cache_splits(
     filling = _Filling(shrink, workers or default_workers(), sum(map(len, splits)), progress)
     caches = []
     for split in splits:
-        held = (
-            filling.in_memory(split, memory) if folder is None else filling.on_disk(split, folder)
-        )
+        held = filling.in_memory(split, memory) if folder is None else filling.on_disk(split, folder)
         caches.append(Cache(split, shrink, held))
         memory = None if memory is None else memory - caches[-1].nbytes
     if filling.bad:
@@ -144,13 +142,9 @@ def cache_splits(
     return caches
 
 
-def check(
-    data: DomainData, *, workers: int | None = None, progress: Progress | None = None
-) -> None:
+def check(data: DomainData, *, workers: int | None = None, progress: Progress | None = None) -> None:
     """Decode every image and keep none; raise one DataError that names all the damaged ones."""
-    cache_splits(
-        list(data.splits().values()), Shrink(1), memory=0, workers=workers, progress=progress
-    )
+    cache_splits(list(data.splits().values()), Shrink(1), memory=0, workers=workers, progress=progress)
 
 
 class _Filling:
@@ -186,9 +180,7 @@ class _Filling:
             finally:
                 unfinished.unlink(missing_ok=True)
         except OSError as error:
-            raise DataError(
-                f"cannot write the cache {file} ({error}); make room, or give another folder"
-            ) from error
+            raise DataError(f"cannot write the cache {file} ({error}); make room, or give another folder") from error
         return open_pixels(file) or []
 
     def _decoded(self, split: Split) -> Iterator[Pixels]:

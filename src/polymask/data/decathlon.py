@@ -36,8 +36,7 @@ def load_decathlon(place: str, seed: int) -> DomainData:
     names = {int(entry["id"]): str(entry["name"]) for entry in train["categories"]}
     categories = sorted(names)
     splits = {
-        part: _split(root, _read(notes, name, part), categories, f"{name}_{part}.json")
-        for part in ("train", "val")
+        part: _split(root, _read(notes, name, part), categories, f"{name}_{part}.json") for part in ("train", "val")
     }
     labelled = (notes / f"{name}_test.json").is_file()
     test_part = "test" if labelled else STRIPPED

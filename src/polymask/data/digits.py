@@ -21,7 +21,5 @@ def load_digits() -> DomainData:
     large = [pil.fromarray(image).resize((side, side), pil.Resampling.BICUBIC) for image in small]
     images = np.pad(np.stack([np.asarray(image) for image in large]), _PAD)
     whole = ArraySplit("digits", images, digits.target)
-    train, val, test = (
-        SubsetSplit(whole, part) for part in stratified(whole.labels, TRAIN_VAL_TEST, seed=0)
-    )
+    train, val, test = (SubsetSplit(whole, part) for part in stratified(whole.labels, TRAIN_VAL_TEST, seed=0))
     return DomainData("digits", tuple("0123456789"), train, val, test, mirror=False)

@@ -93,9 +93,7 @@ def find_images(root: Path) -> Finds:
         )
     empty = [name for name, files in finds.images.items() if not files]
     if empty:
-        raise DataError(
-            f"{root}: no image in the folder of {some(empty)}; add images or remove the folder"
-        )
+        raise DataError(f"{root}: no image in the folder of {some(empty)}; add images or remove the folder")
     return finds
 
 

@@ -30,8 +30,7 @@ def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -
     """
     tables = _open(name, root, download)
     roles = {
-        role: next((tables[alias] for alias in aliases if alias in tables), None)
-        for role, aliases in _ROLES.items()
+        role: next((tables[alias] for alias in aliases if alias in tables), None) for role, aliases in _ROLES.items()
     }
     if roles["train"] is None:
         raise DataError(f"hf:{name} has no split train, only {some(list(tables))}; rename one")
@@ -65,9 +64,7 @@ def _open(name: str, root: Path | None, download: bool) -> dict[str, Any]:
                 download_config=datasets.DownloadConfig(local_files_only=not download),
             )
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"hf:{name} cannot be loaded ({error}); give user/name on the hub, or a local path"
-        ) from error
+        raise DataError(f"hf:{name} cannot be loaded ({error}); give user/name on the hub, or a local path") from error
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 

@@ -62,9 +62,7 @@ class DomainData:
         counts = np.bincount(self.train.labels, minlength=len(self.classes))
         lacking = [self.classes[i] for i in np.flatnonzero(counts == 0)]
         if lacking:
-            raise DataError(
-                f"{self.name}: no training image of {some(lacking)}; add images or remove the class"
-            )
+            raise DataError(f"{self.name}: no training image of {some(lacking)}; add images or remove the class")
 
     def splits(self) -> dict[str, Split]:
         """The labelled splits by name."""
@@ -105,8 +103,7 @@ def _check_names(name: str, classes: tuple[str, ...]) -> None:
         key = unicodedata.normalize("NFC", label).casefold()
         if key in seen:
             raise DataError(
-                f"{name}: classes {seen[key]!r} and {label!r} differ at most by case; merge "
-                "them or rename one"
+                f"{name}: classes {seen[key]!r} and {label!r} differ at most by case; merge them or rename one"
             )
         seen[key] = label
 

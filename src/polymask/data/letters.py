@@ -44,9 +44,7 @@ def load_letters() -> DomainData:
     """Letters, drawn when asked for: 1,872 for train, 416 for val, 936 for test."""
     splits = {part: _split(part) for part in _FONTS}
     classes = tuple(string.ascii_uppercase)
-    return DomainData(
-        "letters", classes, splits["train"], splits["val"], splits["test"], mirror=False
-    )
+    return DomainData("letters", classes, splits["train"], splits["val"], splits["test"], mirror=False)
 
 
 def _split(part: str) -> WrappedSplit:

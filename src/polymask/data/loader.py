@@ -63,9 +63,7 @@ class Loader:
         """
         return self.pieces(lambda size: slice(size), epoch, start)
 
-    def pieces(
-        self, cut: Callable[[int], slice], epoch: int = 0, start: int = 0
-    ) -> Generator[Batch, None, None]:
+    def pieces(self, cut: Callable[[int], slice], epoch: int = 0, start: int = 0) -> Generator[Batch, None, None]:
         """Of every batch only the images `cut(size of the batch)`; the others are not made."""
         order = self._order(epoch)
         last = len(self) - 1

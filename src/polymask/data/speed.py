@@ -21,9 +21,7 @@ class Speed:
     evaluate: float
 
 
-def measure_speed(
-    data: DomainData, spec: InputSpec, *, workers: int | None = None, seconds: float = 2.0
-) -> Speed:
+def measure_speed(data: DomainData, spec: InputSpec, *, workers: int | None = None, seconds: float = 2.0) -> Speed:
     """Decode the domain, then load batches of 32 for so many seconds each way."""
     images, begin = sum(map(len, data.splits().values())), time.perf_counter()
     cache = cache_domain(data, spec, workers=workers)

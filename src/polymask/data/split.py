@@ -72,9 +72,7 @@ class FileSplit(Split):
 class ArraySplit(Split):
     """Images in one uint8 array (N, H, W) or (N, H, W, 3)."""
 
-    def __init__(
-        self, name: str, images: NDArray[np.uint8], labels: Sequence[int] | Labels
-    ) -> None:
+    def __init__(self, name: str, images: NDArray[np.uint8], labels: Sequence[int] | Labels) -> None:
         super().__init__(labels)
         self.name, self.images = name, images
 

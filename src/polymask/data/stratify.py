@@ -41,9 +41,7 @@ def _quotas(count: int, shares: Sequence[float], draw: np.random.Generator) -> N
 
 def cut(split: Split, shares: Sequence[float], seed: int, name: str) -> list[Split]:
     """Cut a split into stratified parts, none of them empty."""
-    parts: list[Split] = [
-        SubsetSplit(split, indices) for indices in stratified(split.labels, shares, seed)
-    ]
+    parts: list[Split] = [SubsetSplit(split, indices) for indices in stratified(split.labels, shares, seed)]
     if not all(len(part) for part in parts):
         raise DataError(
             f"{name}: {len(split)} images in {len(np.unique(split.labels))} classes are too few to "

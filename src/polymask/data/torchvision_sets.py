@@ -48,9 +48,7 @@ _LAYOUTS = {
     "CIFAR100": _Layout(_FLAG, "targets"),
     "Country211": _Layout({**_TWO, "val": {"split": "valid"}}, "targets"),
     "DTD": _Layout(_THREE, "_labels"),
-    "EMNIST": _Layout(
-        {role: {**_FLAG[role], "split": "balanced"} for role in ("train", "test")}, "targets"
-    ),
+    "EMNIST": _Layout({role: {**_FLAG[role], "split": "balanced"} for role in ("train", "test")}, "targets"),
     "EuroSAT": _Layout(_WHOLE, "targets"),
     "FashionMNIST": _Layout(_FLAG, "targets"),
     "FGVCAircraft": _Layout(_THREE, "_labels"),
@@ -83,10 +81,7 @@ def load_torchvision(name: str, seed: int, root: Path | None, download: bool) ->
     home.mkdir(parents=True, exist_ok=True)
     attempts: list[Arguments] = [{"download": False}, {"download": True}][: 1 + download]
     attempts = attempts if layout.downloads else [{}]
-    sets = {
-        role: _open(getattr(datasets, name), home, arguments, attempts)
-        for role, arguments in layout.parts.items()
-    }
+    sets = {role: _open(getattr(datasets, name), home, arguments, attempts) for role, arguments in layout.parts.items()}
     parts = {
         role: Part(
             partial(_image, dataset),
@@ -108,8 +103,7 @@ def _open(kind: Any, home: Path, arguments: Arguments, attempts: list[Arguments]
         except (RuntimeError, OSError, ValueError, ImportError) as error:
             problem = error
     raise DataError(
-        f"torchvision:{kind.__name__} is not complete in {home} ({problem}); put it there, or name "
-        "its folder with root"
+        f"torchvision:{kind.__name__} is not complete in {home} ({problem}); put it there, or name its folder with root"
     ) from problem
 
 

@@ -185,9 +185,7 @@ class Transform:
         return images.float().mul_(1 / (255 * std)).sub_(mean / std)
 
 
-def train_transform(
-    data: DomainData, spec: InputSpec, *, scale: tuple[float, float] | None = (0.08, 1.0)
-) -> Transform:
+def train_transform(data: DomainData, spec: InputSpec, *, scale: tuple[float, float] | None = (0.08, 1.0)) -> Transform:
     """The paper's augmentation: a random resized crop, and mirroring where the domain allows it.
 
     `scale` bounds the crop's share of the area. With None the crop has the network's size and only
@@ -223,7 +221,5 @@ def centre_crop(spec: InputSpec) -> Crop:
 
 def _square(spec: InputSpec) -> int:
     if len(spec.shape) != 3 or spec.shape[0] not in (1, 3) or spec.shape[1] != spec.shape[2]:
-        raise DataError(
-            f"images cannot be given the shape {spec.shape}; 1 or 3 channels and a square are known"
-        )
+        raise DataError(f"images cannot be given the shape {spec.shape}; 1 or 3 channels and a square are known")
     return spec.side

@@ -28,9 +28,7 @@ def wrap(name: str, classes: Sequence[str], parts: dict[str, Part], seed: int) -
     used = np.unique(np.concatenate([part.labels for part in parts.values()]))
     used = used[(used >= 0) & (used < len(classes))]
     splits: dict[str, Split] = {
-        role: WrappedSplit(
-            f"{name} {role}", part.read, np.searchsorted(used, part.labels), part.fingerprint
-        )
+        role: WrappedSplit(f"{name} {role}", part.read, np.searchsorted(used, part.labels), part.fingerprint)
         for role, part in parts.items()
     }
     splits, notes = complete(splits, seed, name)

@@ -91,9 +91,7 @@ class MultiDomainModel:
     _current: Domain | None  # what the working network is now
     _network: nn.Module | None
 
-    def __init__(
-        self, base: Base, library: str | Path | None = None, *, cache_bytes: int = CACHE_BYTES
-    ) -> None:
+    def __init__(self, base: Base, library: str | Path | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.base, self.cache_bytes = base, cache_bytes
         self._domains: dict[str, Domain] = {}
         self._digests: dict[str, str] = {}
@@ -161,9 +159,7 @@ class MultiDomainModel:
         if isinstance(domain, str):
             return self._logits(domain, images)
         if len(domain) != len(images):
-            raise InputError(
-                f"{len(domain)} domain names for {len(images)} images; give one per image, or one"
-            )
+            raise InputError(f"{len(domain)} domain names for {len(images)} images; give one per image, or one")
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(domain):
             self.domain(name)
@@ -173,8 +169,7 @@ class MultiDomainModel:
             found = self._logits(name, images[where])
             if not isinstance(found, Tensor):
                 raise DomainError(
-                    f"domain {name} gives feature maps, not one vector an image; ask for one "
-                    "domain at a time"
+                    f"domain {name} gives feature maps, not one vector an image; ask for one domain at a time"
                 )
             for row, vector in zip(where, found, strict=True):
                 logits[row] = vector
@@ -191,9 +186,7 @@ class MultiDomainModel:
             self.base.verify()
             for name, domain in self._domains.items():
                 if _digest(domain) != self._digests[name]:
-                    raise DomainError(
-                        f"domain {name} has changed since it was added; load its pack again"
-                    )
+                    raise DomainError(f"domain {name} has changed since it was added; load its pack again")
 
     def to(self, device: torch.device | str) -> Self:
         """Move the base and all domains."""
@@ -233,9 +226,7 @@ class MultiDomainModel:
     def _check_new(self, name: str) -> None:
         check_name(name)
         if name in self._domains:
-            raise DomainError(
-                f"a domain is named {name!r} already; remove it, or take another name"
-            )
+            raise DomainError(f"a domain is named {name!r} already; remove it, or take another name")
 
     def _put(self, name: str, domain: Domain) -> None:
         self._domains[name], self._digests[name] = domain, _digest(domain)

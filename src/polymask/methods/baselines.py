@@ -24,9 +24,7 @@ class HeadOnly(Method):
 
     title: ClassVar[str] = "baselines"
     reference: ClassVar[str] = "arXiv 1701.07275"
-    differences: ClassVar[str] = (
-        "None that matters: a head on frozen features, with the base's norms or with own ones."
-    )
+    differences: ClassVar[str] = "None that matters: a head on frozen features, with the base's norms or with own ones."
     leaves_sites: ClassVar[bool] = True
 
     def transform(self, site: Site) -> None:
@@ -75,9 +73,7 @@ class FreeWeights(Transform):
             return None
         return (base_bias + self.delta_bias).to(base_bias.dtype)
 
-    def origins(
-        self, base_weight: Tensor, base_bias: Tensor | None
-    ) -> list[tuple[nn.Parameter, Tensor]]:
+    def origins(self, base_weight: Tensor, base_bias: Tensor | None) -> list[tuple[nn.Parameter, Tensor]]:
         """W for D, and b for d: what decays is W~, not its change."""
         found = [(self.delta, base_weight)]
         if self.delta_bias is not None and base_bias is not None:

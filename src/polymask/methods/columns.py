@@ -62,9 +62,7 @@ class Column(nn.Module):
             weight = base.tensor(name)
             weights[name] = (weight + buffers[name]).to(weight.dtype)
         for fitting in self.fittings.values():
-            own = {
-                leaf: buffers[place] for leaf, place in fitting.places.items() if place in buffers
-            }
+            own = {leaf: buffers[place] for leaf, place in fitting.places.items() if place in buffers}
             weights |= fitting(base, own)
         return weights
 
@@ -107,8 +105,7 @@ def lateral_paths(
 ) -> nn.ModuleList:
     """For each block a list of the paths from so many earlier columns."""
     return nn.ModuleList(
-        nn.ModuleList(Lateral(block, reduction, dtype, learned) for _ in range(columns))
-        for block in blocks
+        nn.ModuleList(Lateral(block, reduction, dtype, learned) for _ in range(columns)) for block in blocks
     )
 
 

@@ -190,9 +190,7 @@ class MiniAdapter(Transform):
         super().__init__()
         groups, rows = site.groups, site.channels // site.groups
         if max(k_x, k_y) > rows:
-            raise MethodError(
-                f"ranks of {site.name} are [{k_x}, {k_y}], but it has {rows} channels to mix"
-            )
+            raise MethodError(f"ranks of {site.name} are [{k_x}, {k_y}], but it has {rows} channels to mix")
         self.dtype = site.dtype
         tensor = partial(torch.zeros, dtype=torch.promote_types(site.dtype, torch.float32))
         self.mini = nn.Parameter(tensor(groups, k_y, k_x))

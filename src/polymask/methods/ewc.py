@@ -114,8 +114,7 @@ class Ewc(Moving):
         methods = [each.method for each in (earlier[-1], domain)]
         if any(isinstance(method, Ewc) and not method.keep_fisher for method in methods):
             raise MethodError(
-                "a domain with keep_fisher=False keeps nothing for the next one; make all of "
-                "them with keep_fisher=True"
+                "a domain with keep_fisher=False keeps nothing for the next one; make all of them with keep_fisher=True"
             )
         super().follow(domain, earlier)
         held = held_fisher(earlier[-1])

@@ -11,7 +11,6 @@ def passes_maps(base: Base, block: Block) -> bool:
     """
     shapes = (block.input_shape, block.output_shape)
     convolves = any(
-        site.kind.endswith("2d") and name.startswith(f"{block.name}.")
-        for name, site in base.all_sites.items()
+        site.kind.endswith("2d") and name.startswith(f"{block.name}.") for name, site in base.all_sites.items()
     )
     return convolves and all(len(shape) == 3 for shape in shapes)

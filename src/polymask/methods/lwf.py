@@ -66,9 +66,7 @@ class Lwf(Moving):
         self.check_range("temperature", 0.01, 1000)
         self.check_range("weight", 0, 1e6)
         counts = self.old_classes
-        if not isinstance(counts, list | tuple) or not all(
-            isinstance(n, int) and n > 0 for n in counts
-        ):
+        if not isinstance(counts, list | tuple) or not all(isinstance(n, int) and n > 0 for n in counts):
             raise MethodError(f"old_classes={counts!r} must be numbers of classes, each above 0")
         object.__setattr__(self, "old_classes", tuple(counts))
 
@@ -136,9 +134,7 @@ class OldHeads(Luggage):
 class Distillation(Objective):
     """weight * sum over heads of KL(softmax(z'/T) || softmax(z/T)), z' from where it began."""
 
-    def __init__(
-        self, method: Lwf, base: "Base", domain: "Domain", heads: Sequence[nn.Linear]
-    ) -> None:
+    def __init__(self, method: Lwf, base: "Base", domain: "Domain", heads: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.temperature, self.weight, self.base = method.temperature, method.weight, base
         self.heads = tuple(heads)  # the base's and the domain's, not the objective's own

@@ -108,9 +108,7 @@ class AttentionRoute(Route):
         dtype = learned_type(next(site.dtype for site in base.all_sites.values()))
         self.attention = nn.ModuleList(
             Attention(inputs, inputs if j else 0, outputs, dtype)
-            for j, (inputs, outputs) in enumerate(
-                zip(channels, [*channels[1:], channels[-1]], strict=True)
-            )
+            for j, (inputs, outputs) in enumerate(zip(channels, [*channels[1:], channels[-1]], strict=True))
         )
 
     def component(self, name: str) -> str:
@@ -156,9 +154,7 @@ class Attention(nn.Module):
             nn.BatchNorm2d(channels, dtype=dtype),
             nn.Sigmoid(),
         )
-        self.shared = nn.Sequential(
-            _conv(channels, after, 3, dtype), nn.BatchNorm2d(after, dtype=dtype), nn.ReLU()
-        )
+        self.shared = nn.Sequential(_conv(channels, after, 3, dtype), nn.BatchNorm2d(after, dtype=dtype), nn.ReLU())
 
     def forward(self, g: Tensor, f: Tensor | None) -> Tensor:
         """ReLU(BN(S * (a ∘ g))), before it is pooled, in the type of g."""

@@ -154,9 +154,7 @@ class PackNet(Method):
             return
         before = max(earlier, key=lambda domain: _method(domain).place)
         if _method(before).place >= _method(domain).place:
-            raise MethodError(
-                f"place={_method(domain).place} is taken; make the domain by method.after(earlier)"
-            )
+            raise MethodError(f"place={_method(domain).place} is taken; make the domain by method.after(earlier)")
         pairs = _pairs(domain, before)
         if not any((its.owner == FREE).any() for _, its in pairs):
             raise MethodError(
@@ -183,10 +181,7 @@ class PackNet(Method):
         if not domains:
             return {}
         transforms = [(name, _packed(t)) for name, t in domains[-1].named_transforms()]
-        return {
-            name: torch.where(t.owner == BASE, t.values, 0.0).to(base.tensor(name).dtype)
-            for name, t in transforms
-        }
+        return {name: torch.where(t.owner == BASE, t.values, 0.0).to(base.tensor(name).dtype) for name, t in transforms}
 
     def _check_count(self, option: str, low: int, high: int) -> None:
         value = getattr(self, option)

@@ -88,9 +88,7 @@ class CentreTap(Transform):
         return add_at_centre(base_weight, self.adapter, self.tap_shape, self.padding)
 
 
-def add_at_centre(
-    base_weight: Tensor, adapter: Tensor, tap_shape: tuple[int, ...], padding: list[int]
-) -> Tensor:
+def add_at_centre(base_weight: Tensor, adapter: Tensor, tap_shape: tuple[int, ...], padding: list[int]) -> Tensor:
     """W with a 1x1 map added at the centre of its kernel."""
     at_centre = F.pad(adapter.view(tap_shape), padding)
     return (base_weight + at_centre).to(base_weight.dtype)

@@ -123,8 +123,7 @@ class ColumnRoute(Route):
         dtype = learned_type(next(site.dtype for site in base.all_sites.values()))
         paths = partial(lateral_paths, blocks, reduction=method.reduction, dtype=dtype)
         self.columns = nn.ModuleList(
-            Column(base, method.norms, paths(place, learned=False))
-            for place in range(1, method.columns)
+            Column(base, method.norms, paths(place, learned=False)) for place in range(1, method.columns)
         )
         self.laterals = paths(method.columns, learned=True)
 

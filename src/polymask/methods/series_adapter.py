@@ -174,9 +174,7 @@ class Adapter(Transform):
         """B + A (S b + o), of the site's type."""
         slope, offset = self.affine()
         added = mixed(self.adapter, offset).view(-1).to(self.dtype)
-        return (
-            added if base_bias is None else plus_mixed(base_bias, self.adapter * slope.mT) + added
-        )
+        return added if base_bias is None else plus_mixed(base_bias, self.adapter * slope.mT) + added
 
 
 def mixed(matrix: Tensor, rows: Tensor) -> Tensor:

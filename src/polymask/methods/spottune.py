@@ -87,12 +87,8 @@ class SpotRoute(Route):
         self.temperature, self.sample_at_test = method.temperature, method.sample_at_test
         self.blocks = tuple(block.name for block in find_blocks(base))
         owned = {} if method.norms == "shared" else base.norms
-        self.norm_names = tuple(
-            name for name in owned if any(_inside(name, block) for block in self.blocks)
-        )
-        self.norms = nn.ModuleList(
-            OwnNorm(base, base.norms[name], method.norms) for name in self.norm_names
-        )
+        self.norm_names = tuple(name for name in owned if any(_inside(name, block) for block in self.blocks))
+        self.norms = nn.ModuleList(OwnNorm(base, base.norms[name], method.norms) for name in self.norm_names)
         dtype = next(site.dtype for site in base.all_sites.values())
         self.policy = Policy(base.input.shape[0], method.policy_width, len(self.blocks))
         self.policy.to(torch.promote_types(dtype, torch.float32))

@@ -92,9 +92,7 @@ def read_notes(path: Path) -> BaseNotes:
 def check_tensors(path: str | Path, notes: BaseNotes, state: Mapping[str, Tensor]) -> None:
     """Raise unless the tensors are those that the notes were written with."""
     if digest(state) != notes.sha256:
-        raise BaseError(
-            f"{path} is damaged: its sha256 is not the one it was saved with; copy it anew"
-        )
+        raise BaseError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it anew")
 
 
 def _stored(tensor: Tensor) -> Tensor:

@@ -119,9 +119,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise BaseError(
-            f"{path} is not a state dict of plain tensors: {error}; save it as safetensors"
-        ) from error
+        raise BaseError(f"{path} is not a state dict of plain tensors: {error}; save it as safetensors") from error
     if isinstance(loaded, Mapping):
         loaded = loaded.get("state_dict", loaded)
     if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
@@ -223,9 +221,7 @@ def _timm_input(config: Mapping[str, Any]) -> InputSpec:
 def _torchvision(name: str, pretrained: bool, classes: int | None) -> Built:
     models = import_torchvision().models
     if name not in models.list_models():
-        raise BaseError(
-            f"torchvision has no model {name!r}; {near_matches(name, models.list_models())}"
-        )
+        raise BaseError(f"torchvision has no model {name!r}; {near_matches(name, models.list_models())}")
     known = models.get_model_weights(name)
     # The paper's networks are those of the first release of ImageNet weights.
     chosen = known["IMAGENET1K_V1"] if "IMAGENET1K_V1" in known.__members__ else None

@@ -76,33 +76,23 @@ class PackInfo:
     tensors: dict[str, int]  # name -> bytes in the file
 
 
-def write_pack(
-    path: str | Path, manifest: Manifest, tensors: "Mapping[str, np.ndarray[Any, Any] | BitArray]"
-) -> None:
+def write_pack(path: str | Path, manifest: Manifest, tensors: "Mapping[str, np.ndarray[Any, Any] | BitArray]") -> None:
     """Write a pack to a temporary file beside `path`, then rename it."""
     import numpy as np
     from safetensors.numpy import save
 
     arrays = {
-        name: np.frombuffer(t.data, np.uint8)
-        if isinstance(t, BitArray)
-        else np.asarray(t, order="C")
+        name: np.frombuffer(t.data, np.uint8) if isinstance(t, BitArray) else np.asarray(t, order="C")
         for name, t in tensors.items()
     }
-    bits = {
-        name: {"shape": list(t.shape), "codec": t.codec}
-        for name, t in tensors.items()
-        if isinstance(t, BitArray)
-    }
+    bits = {name: {"shape": list(t.shape), "codec": t.codec} for name, t in tensors.items() if isinstance(t, BitArray)}
     try:
         # As a reader will see it: notes may hold keys that are no strings yet.
         content = json.loads(_canonical(asdict(manifest) | {"bits": bits}))
     except (TypeError, ValueError) as error:
         raise PackError(f"{path} cannot be written: a note in its manifest: {error}") from error
     codes = {np.dtype(t): code for code, t in _TYPES.items()}
-    content["sha256"] = _digest(
-        content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()}
-    )
+    content["sha256"] = _digest(content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()})
     write_atomically(Path(path), save(arrays, {KEY: _canonical(content)}))
 
 
@@ -119,9 +109,7 @@ def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, An
         raise PackError(f"{path} is damaged: {error}; copy it anew") from error
     digest = _digest(content, {n: (e["dtype"], e["shape"], e["data"]) for n, e in entries.items()})
     if digest != manifest.sha256:
-        raise PackError(
-            f"{path} is damaged: its sha256 is not the one it was saved with; copy it anew"
-        )
+        raise PackError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it anew")
     arrays: dict[str, np.ndarray[Any, Any] | BitArray] = {}
     for name, entry in entries.items():
         if entry["dtype"] not in _TYPES:
@@ -154,9 +142,7 @@ def inspect(path: str | Path) -> PackInfo:
     sizes = {}
     for name, entry in header.items():
         offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not (
-            isinstance(offsets, list) and len(offsets) == 2 and all(type(o) is int for o in offsets)
-        ):
+        if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(o) is int for o in offsets)):
             raise PackError(f"{path} is damaged: {name!r} has no place in the file")
         sizes[name] = offsets[1] - offsets[0]
     return PackInfo(str(path), size, manifest, sizes)
@@ -199,9 +185,7 @@ def _read(path: Path) -> bytes:
         raise PackError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parse(
-    path: str | Path, data: bytes, size: int
-) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
+def _parse(path: str | Path, data: bytes, size: int) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
     """The manifest (checked, and as plain JSON) and the tensor entries of a file's header."""
     if len(data) < 8:
         raise PackError(f"{path} is too short to be a pack")
@@ -264,9 +248,7 @@ def _canonical(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _digest(
-    content: Mapping[str, Any], tensors: Mapping[str, tuple[str, list[int], bytes | memoryview]]
-) -> str:
+def _digest(content: Mapping[str, Any], tensors: Mapping[str, tuple[str, list[int], bytes | memoryview]]) -> str:
     """sha256 of the manifest without its own, then of each tensor in order of names.
 
     Each is preceded by a line that says what it is, so no two packs share a stream of bytes.

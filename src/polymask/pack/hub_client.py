@@ -18,9 +18,7 @@ def open_hub(token: str | None = None) -> "HfApi":
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        raise HubError(
-            f"the Hub needs huggingface_hub ({error}); pip install 'polymask[hub]'"
-        ) from error
+        raise HubError(f"the Hub needs huggingface_hub ({error}); pip install 'polymask[hub]'") from error
     return HfApi(token=token, library_name="polymask", library_version=__version__)
 
 
@@ -37,8 +35,7 @@ def explained(name: str) -> Iterator[None]:
         raise HubError(f"{name} is gated: ask for access on its page, then {LOG_IN}") from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(
-            f"{name} is not on the Hub, or is private and your token does not open it; check "
-            f"the name, or {LOG_IN}"
+            f"{name} is not on the Hub, or is private and your token does not open it; check the name, or {LOG_IN}"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(
@@ -75,8 +72,5 @@ def _refusal(name: str, error: Exception) -> str:
     if status == 401:
         return f"{name}: the Hub wants a valid token; {LOG_IN}"
     if status == 403:
-        return (
-            f"{name}: your token may not do this; use one with the right to write, of a member "
-            "of the organisation"
-        )
+        return f"{name}: your token may not do this; use one with the right to write, of a member of the organisation"
     return f"{name}: the Hub answered {status or 'with an error'}; try again later"

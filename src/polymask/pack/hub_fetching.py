@@ -49,7 +49,5 @@ def _files(hub: "HfApi", name: HubName) -> list[str]:
     except HfHubHTTPError:  # the Hub has answered
         raise
     except out_of_reach():
-        folder = Path(
-            hub.snapshot_download(name.repo, revision=name.revision, local_files_only=True)
-        )
+        folder = Path(hub.snapshot_download(name.repo, revision=name.revision, local_files_only=True))
         return [file.relative_to(folder).as_posix() for file in folder.rglob(f"*{SUFFIX}")]

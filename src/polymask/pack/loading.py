@@ -69,9 +69,7 @@ def _widened(
     wanted = {n: t.dtype for n, t in expected.items() if isinstance(t, torch.Tensor)}
     return {
         name: t.astype(np.float32)
-        if not isinstance(t, BitArray)
-        and t.dtype == np.float16
-        and wanted.get(name) == torch.float32
+        if not isinstance(t, BitArray) and t.dtype == np.float16 and wanted.get(name) == torch.float32
         else t
         for name, t in found.items()
     }

@@ -72,9 +72,7 @@ def _notes(comparisons: Sequence[Comparison]) -> list[str]:
             "alone: another domain may say otherwise."
         )
     if "" in over:
-        notes.append(
-            f"Without ±, or with {NOTHING} for p: too few domains and seeds for an interval."
-        )
+        notes.append(f"Without ±, or with {NOTHING} for p: too few domains and seeds for an interval.")
     told = sum(one.half_width is not None for one in comparisons)
     if told > 1:
         notes.append(

@@ -43,9 +43,7 @@ def lead(findings: Findings) -> list[str]:
             f"{members}."
         )
     paragraphs += [
-        f"{one.sentence}."
-        for one in findings.comparisons.get("finetune", ())
-        if one.method == label_of(FULL)
+        f"{one.sentence}." for one in findings.comparisons.get("finetune", ()) if one.method == label_of(FULL)
     ]
     if still := [f"{row.label} ({', '.join(row.still)})" for row in table.rows if row.still]:
         paragraphs.append(f"Nothing is concluded from masks that did not move: {listed(still)}.")
@@ -54,8 +52,7 @@ def lead(findings: Findings) -> list[str]:
     if table.plan.deviations:
         points = _counted(len(table.plan.deviations), "point")
         paragraphs.append(
-            f"The runs leave the paper's protocol in {points}, listed under What was run: mind "
-            "that when you compare."
+            f"The runs leave the paper's protocol in {points}, listed under What was run: mind that when you compare."
         )
     if table.missing:
         paragraphs.append(f"Not finished: {'; '.join(table.missing)}.")

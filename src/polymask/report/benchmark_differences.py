@@ -56,9 +56,7 @@ def _draw(axes: "Axes", row: int, one: Comparison, domains: Sequence[str], *, ke
         axes.plot(ends, [row - 0.18] * 2, color=colour, linewidth=2)
     axes.plot([one.mean], [row - 0.18], "o", color=colour, markersize=7)
     at = {"transform": axes.get_yaxis_transform(), "va": "center_baseline"}
-    write(
-        axes, -10 / axes.bbox.width, row, shortened(one.method), ha="right", color=INK.light, **at
-    )
+    write(axes, -10 / axes.bbox.width, row, shortened(one.method), ha="right", color=INK.light, **at)
     number = f"{one.difference} {one.interval}"
     write(axes, 1 + 10 / axes.bbox.width, row, number, color=colour, **at)
 
@@ -72,9 +70,7 @@ def _horizontal(axes: "Axes", comparisons: Sequence[Comparison]) -> None:
     low, high = min(reach), max(reach)
     low, high = min(-1.0, 1.12 * low), max(1.0, 1.12 * high)
     axes.set_xlim(low, high)
-    ticks = sorted(
-        {sign * tick for tick in _TICKS for sign in (1, -1) if low <= sign * tick <= high}
-    )
+    ticks = sorted({sign * tick for tick in _TICKS for sign in (1, -1) if low <= sign * tick <= high})
     axes.set_xticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "0" for tick in ticks])
     axes.tick_params(axis="x", which="minor", size=0)
     axes.set_xlabel(f"points; even within ±{_LINEAR:g}, logarithmic beyond")

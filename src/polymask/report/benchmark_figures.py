@@ -48,9 +48,7 @@ def size_against_score(frontier: Frontier, *, name: str) -> str:
         others = [point for point in points if not point.on_frontier]
         _name(axes, [*members, *others], len(members), steps)
         told = ", ".join(f"{p.label} ({p.overhead:.2f} bits, {p.value:.1f})" for p in members)
-        return sheet.svg(
-            name, f"{_measured(frontier)} against bits a weight; on the frontier: {told}."
-        )
+        return sheet.svg(name, f"{_measured(frontier)} against bits a weight; on the frontier: {told}.")
 
 
 def points_lost(lost: Mapping[str, float], *, name: str) -> str:
@@ -100,9 +98,7 @@ def _steps(members: Sequence[Point]) -> list[tuple[float, float]]:
     return corners
 
 
-def _name(
-    axes: "Axes", points: Sequence[Point], members: int, path: Sequence[tuple[float, float]]
-) -> None:
+def _name(axes: "Axes", points: Sequence[Point], members: int, path: Sequence[tuple[float, float]]) -> None:
     """Names where they meet nothing; those on the frontier, which come first, in any case."""
     where = {point.label: (point.overhead, point.value) for point in points}
     places = place_names(axes, where, needed=members, path=path)

@@ -20,9 +20,7 @@ def published_sheet(beside: Beside) -> Sheet:
     domains = tuple(next(iter(table.rows.values())).accuracy)
     accuracy = "test accuracy, %"
     columns = [Column("#Params")]
-    columns += [
-        Column(domain, accuracy, strong=some and domain in beside.shared) for domain in domains
-    ]
+    columns += [Column(domain, accuracy, strong=some and domain in beside.shared) for domain in domains]
     columns += [Column("Score"), Column("Score / #Params")]
     columns += [Column("Score, in common", strong=True)] if some else []
     lines = []
@@ -53,8 +51,7 @@ def ablation_sheet(ablations: Sequence[Ablation], table: ResultTable) -> Sheet:
     here = f"measured here, {plan.base}"
     domains = list(plan.domains)
     published = {
-        name: [domain for domain in domains if domain in accuracy]
-        for name, accuracy in ablations[0].published.items()
+        name: [domain for domain in domains if domain in accuracy] for name, accuracy in ablations[0].published.items()
     }
     several = len(domains) > 1
     columns = [Column(f"k{i}") for i in range(4)]
@@ -64,11 +61,7 @@ def ablation_sheet(ablations: Sequence[Ablation], table: ResultTable) -> Sheet:
     columns += [Column("bits moved", here)] if masks else []
     full = table.row(FULL)
     columns += [Column("more than Full, points", here)] if full is not None else []
-    columns += [
-        Column(domain, f"published, {name}")
-        for name, shared in published.items()
-        for domain in shared
-    ]
+    columns += [Column(domain, f"published, {name}") for name, shared in published.items() for domain in shared]
     lines = []
     for one in ablations:
         ours: Mapping[str, Statistic | None] = {} if one.row is None else one.row.accuracy
@@ -80,11 +73,7 @@ def ablation_sheet(ablations: Sequence[Ablation], table: ResultTable) -> Sheet:
         cells += [marked(mean) if still else mean] if several else []
         cells += [Cell() if one.row is None else moved_cell(one.row)] if masks else []
         cells += [_more_than(full, one.row)] if full is not None else []
-        cells += [
-            number(one.published[name][domain], 1)
-            for name, shared in published.items()
-            for domain in shared
-        ]
+        cells += [number(one.published[name][domain], 1) for name, shared in published.items() for domain in shared]
         remark = "" if one.row is None else one.row.remark
         lines.append(Line(one.label, tuple(cells), one.method, remark))
     notes = ["✓: learned. A number: fixed to it.", *still_note(one.row for one in ablations)]

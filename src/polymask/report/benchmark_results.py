@@ -33,9 +33,7 @@ def results_sheet(table: ResultTable) -> Sheet:
         cells = [number(row.params, 2)]
         for column in table.columns:
             own = column == table.own and not row.moves_base
-            cell = over_seeds(
-                row.accuracy[column], _places(table), None if own else len(plan.seeds)
-            )
+            cell = over_seeds(row.accuracy[column], _places(table), None if own else len(plan.seeds))
             cells.append(marked(cell) if column in row.still else cell)
         cells += [_mean_cell(row, table)] if averaged else []
         if scored:
@@ -100,8 +98,7 @@ def validation_sheet(table: ResultTable) -> Sheet | None:
             domain: [
                 value
                 for outcome in row.outcomes
-                if domain in outcome.domains
-                and (value := outcome.domains[domain].val_accuracy) is not None
+                if domain in outcome.domains and (value := outcome.domains[domain].val_accuracy) is not None
             ]
             for domain in unlabelled
         }
@@ -170,11 +167,7 @@ def over_seeds(one: Statistic | None, places: int, planned: int | None) -> Cell:
 
 def marked(cell: Cell) -> Cell:
     """What a row reached whose masks did not move there."""
-    return (
-        cell
-        if cell.text == NOTHING
-        else Cell(cell.text, f"{STILL} {cell.after}".strip(), cell.strong)
-    )
+    return cell if cell.text == NOTHING else Cell(cell.text, f"{STILL} {cell.after}".strip(), cell.strong)
 
 
 def moved_cell(row: Row) -> Cell:

@@ -58,10 +58,7 @@ def protocol_sheet(table: ResultTable) -> Sheet | None:
     lines = [Line("the plan", tuple(_value(plan.recipe, name) for name in names))]
     for method, found in protocols.items():
         cells = [
-            Cell(value_text(found[name]), strong=True)
-            if name in found
-            else _value(plan.recipe, name)
-            for name in names
+            Cell(value_text(found[name]), strong=True) if name in found else _value(plan.recipe, name) for name in names
         ]
         lines.append(Line(label_of(method), tuple(cells), method))
     return Sheet(
@@ -85,11 +82,7 @@ def _tried(tuning: Mapping[str, Tuned]) -> list[tuple[str, str]]:
         for trial in tuned.trials:
             texts = values.setdefault(tuned.fields, {})
             texts[_title(tuned, trial.values)] = [trial.values.get(n) for n in tuned.fields]
-    return [
-        (", ".join(fields), title)
-        for fields, texts in values.items()
-        for title in _sorted_by_value(texts)
-    ]
+    return [(", ".join(fields), title) for fields, texts in values.items() for title in _sorted_by_value(texts)]
 
 
 def _sorted_by_value(texts: Mapping[str, list[Any]]) -> list[str]:
@@ -127,9 +120,6 @@ def _search_notes(plan: Plan) -> list[str]:
         for name, end in at_the_end(tuned).items():
             text = f"{name} {value_text(tuned.chosen[name])} is the {end} value that was tried"
             ends.setdefault(text, []).append(label_of(method))
-    notes += [
-        f"{listed(labels)}: {text}; a better one may lie beyond it."
-        for text, labels in ends.items()
-    ]
+    notes += [f"{listed(labels)}: {text}; a better one may lie beyond it." for text, labels in ends.items()]
     remarks = {method: tuned.remark for method, tuned in plan.tuning.items() if tuned.remark}
     return [*notes, *(f"{label_of(method)}: {remark}" for method, remark in remarks.items())]

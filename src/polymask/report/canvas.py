@@ -97,9 +97,7 @@ def canvas(width: int, height: int) -> Iterator[Canvas]:
         import matplotlib.style
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PolymaskError(
-            f"figures need matplotlib ({error}); pip install 'polymask[plot]'"
-        ) from error
+        raise PolymaskError(f"figures need matplotlib ({error}); pip install 'polymask[plot]'") from error
     with matplotlib.style.context(["default", _STYLE]):
         yield Canvas(Figure(figsize=(width / 72, height / 72)), width, height)
 

@@ -67,8 +67,7 @@ def _methods(result: DemoResult) -> list[str]:
 def _with_methods_in_order(result: DemoResult, methods: list[str]) -> DemoResult:
     """The same result with every domain's methods in one order, so that colours agree."""
     domains = tuple(
-        replace(d, methods=tuple(sorted(d.methods, key=lambda r: methods.index(r.method))))
-        for d in result.domains
+        replace(d, methods=tuple(sorted(d.methods, key=lambda r: methods.index(r.method)))) for d in result.domains
     )
     return replace(result, domains=domains)
 

@@ -52,9 +52,7 @@ def learning_curves(methods: Sequence[MethodResult], *, name: str) -> str:
     return accuracy_and_loss(curves, name=name)
 
 
-def accuracy_and_loss(
-    curves: Mapping[str, Sequence[EpochPoint]], *, name: str, images: str = "validation"
-) -> str:
+def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, images: str = "validation") -> str:
     """Accuracy on some images, and below it the training loss: a line for each label."""
     points = [point for curve in curves.values() for point in curve]
     last = max((point.epoch for point in points), default=1)
@@ -105,9 +103,7 @@ def density_by_depth(layers: Mapping[str, Sequence[Masked]], *, name: str) -> st
         return sheet.svg(name, f"Share of ones in the masks by depth; over all weights: {told}.")
 
 
-def scalars_by_depth(
-    layers: Sequence[LayerStatistics], *, name: str, limit: float | None = None
-) -> str:
+def scalars_by_depth(layers: Sequence[LayerStatistics], *, name: str, limit: float | None = None) -> str:
     """k1, k2 and k3 by depth; the axis reaches ±limit, or as far as the values do."""
     series = {k: [getattr(layer, k) for layer in layers] for k in ("k1", "k2", "k3")}
     reach = 1.08 * (limit or largest_scalar(layers) or 1.0)
@@ -160,9 +156,7 @@ def size_against_accuracy(domains: Sequence[DomainResult], *, name: str) -> str:
 
 def bits_by_component(components: Mapping[str, Mapping[str, int]], *, name: str) -> str:
     """A bar for each label, as long as its bits, cut into components."""
-    present = [
-        c for c in all_keys(components.values()) if any(b.get(c) for b in components.values())
-    ]
+    present = [c for c in all_keys(components.values()) if any(b.get(c) for b in components.values())]
     totals = {label: sum(bits.values()) for label, bits in components.items()}
     rows = key_rows([component.replace("_", " ") for component in present], _WIDE)
     top = 8 + KEY_ROW * len(rows)
@@ -185,10 +179,7 @@ def bits_by_component(components: Mapping[str, Mapping[str, int]], *, name: str)
                 edgecolor=PAPER.light,
                 linewidth=1,
             )
-            start = {
-                label: begin + length
-                for (label, begin), length in zip(start.items(), lengths, strict=True)
-            }
+            start = {label: begin + length for (label, begin), length in zip(start.items(), lengths, strict=True)}
         for row, (label, total) in enumerate(totals.items()):
             write(axes, -gap, row, shortened(label), ha="right", va="center_baseline")
             write(axes, total + gap, row, bits_text(total), va="center_baseline", color=MUTED.light)

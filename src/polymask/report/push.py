@@ -104,9 +104,7 @@ def _figure(domain: Domain) -> str | None:
     return as_file(density_by_depth({domain.method.name: layers}, name="masks"))
 
 
-def _commit(
-    hub: "HfApi", repo: str, files: dict[str, bytes], message: str, revision: str | None
-) -> str:
+def _commit(hub: "HfApi", repo: str, files: dict[str, bytes], message: str, revision: str | None) -> str:
     from huggingface_hub import CommitOperationAdd
 
     done = hub.create_commit(

@@ -153,9 +153,7 @@ class DemoResult:
         except PolymaskError:
             raise
         except (KeyError, TypeError, ValueError) as error:
-            raise PolymaskError(
-                f"this is not a demo result of this version ({error}); run the demo again"
-            ) from error
+            raise PolymaskError(f"this is not a demo result of this version ({error}); run the demo again") from error
 
 
 def layer_statistics(domain: "Domain") -> tuple[LayerStatistics, ...]:

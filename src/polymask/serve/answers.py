@@ -140,9 +140,7 @@ def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPredicti
                 top=seen(answer, 0, top_k),
                 domain=answer.entry.name,
                 pack=answer.entry.info.manifest.sha256,
-                ranking=[
-                    DomainScore(domain=one.entry.name, score=one.score) for one in ranking[:_RANKED]
-                ],
+                ranking=[DomainScore(domain=one.entry.name, score=one.score) for one in ranking[:_RANKED]],
             )
         )
     return AutoPrediction(rule=best.rule, milliseconds=round(milliseconds, 2), images=images)

@@ -51,9 +51,7 @@ def _base_of(library: Path) -> str:
     raise ServeError(f"{library} has no pack that could say which base to load; give --base")
 
 
-def create_app(
-    settings: Settings, base: Base | None = None, engine_of: EngineOf = Engine
-) -> FastAPI:
+def create_app(settings: Settings, base: Base | None = None, engine_of: EngineOf = Engine) -> FastAPI:
     """The ASGI app of a library; loads the base where none is given.
 
     `engine_of` makes what answers: the networks are run here, unless it says otherwise.

@@ -48,9 +48,7 @@ class Asked:
     domains: list[str] | None = None
 
 
-async def read_asked(
-    request: Request, settings: Settings, body_of: type[PredictBody] | type[AutoBody]
-) -> Asked:
+async def read_asked(request: Request, settings: Settings, body_of: type[PredictBody] | type[AutoBody]) -> Asked:
     """Read a body, in either form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", "multipart/form-data"):
@@ -63,9 +61,7 @@ async def read_asked(
     return await asyncio.to_thread(_from_form, body, given, settings, body_of)
 
 
-def _from_json(
-    body: bytes, settings: Settings, body_of: type[PredictBody] | type[AutoBody]
-) -> Asked:
+def _from_json(body: bytes, settings: Settings, body_of: type[PredictBody] | type[AutoBody]) -> Asked:
     try:
         asked = body_of.model_validate_json(body)
     except ValidationError as error:

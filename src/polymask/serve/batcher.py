@@ -160,9 +160,7 @@ class Batcher(Generic[T]):
     async def _work(self, target: T, batch: list[_Job], count: int) -> None:
         images = torch.cat([job.images for job in batch]) if len(batch) > 1 else batch[0].images
         began = monotonic()
-        running = asyncio.get_running_loop().run_in_executor(
-            self._pool, self._in_pieces, target, images
-        )
+        running = asyncio.get_running_loop().run_in_executor(self._pool, self._in_pieces, target, images)
         await asyncio.wait([running])
         seconds = monotonic() - began
         self._free += 1

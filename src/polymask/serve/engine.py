@@ -78,9 +78,7 @@ class Engine:
     ) -> None:
         self.settings, self.base = settings, base
         self.cache = MergedCache(base, settings.cache_bytes)
-        self.library = Library(
-            settings.library, base, max_side=settings.max_side, forget=self.cache.drop
-        )
+        self.library = Library(settings.library, base, max_side=settings.max_side, forget=self.cache.drop)
         self._features = Features(base)
         self.batcher: Batcher[Entry | Features] = Batcher(
             self._run,
@@ -153,12 +151,8 @@ class Engine:
             rows: dict[str, list[int]] = {}
             for row, ranking in enumerate(rankings):
                 rows.setdefault(ranking[0].entry.name, []).append(row)
-            asked = (
-                self._predict(name, [images[i] for i in where]) for name, where in rows.items()
-            )
-            found = dict(
-                zip(rows, await asyncio.gather(*asked, return_exceptions=True), strict=True)
-            )
+            asked = (self._predict(name, [images[i] for i in where]) for name, where in rows.items())
+            found = dict(zip(rows, await asyncio.gather(*asked, return_exceptions=True), strict=True))
             gone = {name for name, answer in found.items() if isinstance(answer, Refusal)}
             if not gone:
                 return Best("likeness", rankings, _in_order(rows, found, len(images)))
@@ -201,8 +195,7 @@ class Engine:
         if domains > most:
             raise Refusal(
                 422,
-                f"{domains} domains are too many to compare by running each; name up to {most} in "
-                "`domains`",
+                f"{domains} domains are too many to compare by running each; name up to {most} in `domains`",
             )
         if domains * images > queue:
             raise Refusal(
@@ -240,9 +233,7 @@ class Engine:
             give_back_freed_memory()
 
 
-def _in_order(
-    rows: dict[str, list[int]], found: Mapping[str, Answer | BaseException], count: int
-) -> list[Answer]:
+def _in_order(rows: dict[str, list[int]], found: Mapping[str, Answer | BaseException], count: int) -> list[Answer]:
     """One answer for each image, of those that several domains gave for some of them."""
     placed: dict[int, Answer] = {}
     for name, where in rows.items():

@@ -40,8 +40,7 @@ def crop_of(feed: Feed, data: bytes, max_pixels: int) -> Tensor:
             if width * height > max_pixels:
                 raise Refusal(
                     413,
-                    f"an image of {width} × {height} pixels is too large; "
-                    f"send at most {max_pixels:,} pixels",
+                    f"an image of {width} × {height} pixels is too large; send at most {max_pixels:,} pixels",
                 )
             image.draft(None, (2 * feed.shrink.side, 2 * feed.shrink.side))
             return feed.crop(to_rgb(image, "the image"))

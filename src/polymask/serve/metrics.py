@@ -24,9 +24,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "polymask_requests", "Requests answered", ["route", "status"], registry=registry
-        )
+        self.requests = Counter("polymask_requests", "Requests answered", ["route", "status"], registry=registry)
         self.seconds = Histogram(
             "polymask_request_seconds",
             "Time from a request's first byte to its answer",
@@ -35,9 +33,7 @@ class Metrics:
             registry=registry,
         )
         self.images = self._counter("polymask_images", "Images run")
-        self.batch_images = Histogram(
-            "polymask_batch_images", "Images in a batch", buckets=_IMAGES, registry=registry
-        )
+        self.batch_images = Histogram("polymask_batch_images", "Images in a batch", buckets=_IMAGES, registry=registry)
         self.batch_seconds = Histogram(
             "polymask_batch_seconds",
             "Time to run a batch, with the merge where the domain was cold",

@@ -77,9 +77,7 @@ def serve(
             del os.environ["PROMETHEUS_MULTIPROC_DIR"]
 
 
-def worker_app(
-    settings: Settings, *, shared: Path | None = None, parent: int | None = None
-) -> "FastAPI":
+def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | None = None) -> "FastAPI":
     """The app of one worker; `shared` is the base's file, `parent` whom it must not outlive."""
     import torch
 

@@ -59,9 +59,7 @@ def build(arguments: Mapping[str, str]) -> Any:
         max_ongoing_requests=settings.max_queue,
         ray_actor_options=resources,
     ).bind(settings)
-    door = serve.deployment(
-        Door, name="door", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 1}
-    )
+    door = serve.deployment(Door, name="door", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 1})
     return door.bind(settings, replicas)
 
 

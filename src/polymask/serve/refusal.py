@@ -12,9 +12,7 @@ class ServeError(PolymaskError):
 class Refusal(PolymaskError):  # noqa: N818 - not a fault
     """A request that is not answered; `status` is HTTP's, the message is for the client."""
 
-    def __init__(
-        self, status: int, message: str, *, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
 

@@ -10,6 +10,4 @@ Responses = dict[int | str, dict[str, Any]]
 
 def problems(*statuses: int) -> Responses:
     """The answers other than success, for the OpenAPI."""
-    return {
-        status: {"model": Problem, "description": HTTPStatus(status).phrase} for status in statuses
-    }
+    return {status: {"model": Problem, "description": HTTPStatus(status).phrase} for status in statuses}

@@ -149,9 +149,7 @@ class Allowed:
     def __call__(
         self,
         request: Request,
-        credentials: Annotated[
-            HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))
-        ],
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
     ) -> None:
         """Refuse, or return; `credentials` is how the OpenAPI knows of the token."""
         self._check(request.headers.get("authorization"))

@@ -71,7 +71,6 @@ def read_token(path: Path) -> str:
         raise ServeError(f"the token in {path} is not ASCII") from error
     if not 16 <= len(token) <= 512 or not token.isprintable() or " " in token:
         raise ServeError(
-            f"{path} must hold one token of 16 to 512 visible characters; "
-            "write one with: openssl rand -hex 32"
+            f"{path} must hold one token of 16 to 512 visible characters; write one with: openssl rand -hex 32"
         )
     return token

@@ -37,9 +37,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             skeleton = json.loads((file.metadata() or {})[_KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is not an intact checkpoint ({error}); delete it and start again"
-        ) from error
+        raise CheckpointError(f"{path} is not an intact checkpoint ({error}); delete it and start again") from error
     restored: dict[str, Any] = _put_back(skeleton, tensors)
     return restored
 

@@ -122,9 +122,7 @@ def weight_gradient(
     return found.permute(2, 0, 1).unsqueeze(1)
 
 
-def _overlap(
-    tap: int, G: Tensor, X: Tensor, dim: int, stride: int, padding: int, dilation: int
-) -> tuple[slice, slice]:
+def _overlap(tap: int, G: Tensor, X: Tensor, dim: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
     """The places of the output whose tap falls on the input, and where it falls."""
     shift = dilation * tap - padding
     first = max(0, -(shift // stride))

@@ -75,9 +75,7 @@ class Session:
     def __init__(self, train: Batches, stop: Stop) -> None:
         self.train, self.stop = train, stop
 
-    def learner(
-        self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None
-    ) -> DomainLearner:
+    def learner(self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None) -> DomainLearner:
         """What learns by these steps."""
         return DomainLearner(base, domain, recipe, objective)
 
@@ -187,9 +185,7 @@ def run_epochs(
         listener.end()
 
 
-def _train_epoch(
-    learner: Learner, train: Batches, run: Run, listener: Listener, stop: Stop
-) -> None:
+def _train_epoch(learner: Learner, train: Batches, run: Run, listener: Listener, stop: Stop) -> None:
     """The rest of the current epoch, or what comes before a signal to stop."""
     recipe = learner.recipe
     learner.begin_epoch()

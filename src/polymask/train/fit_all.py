@@ -149,9 +149,7 @@ class _Teacher:
         if self.work is not None:
             self.work.mkdir(parents=True, exist_ok=True)
 
-    def in_turn(
-        self, method: Method, lessons: Mapping[str, Lesson], own: Lesson | None
-    ) -> dict[str, Domain]:
+    def in_turn(self, method: Method, lessons: Mapping[str, Lesson], own: Lesson | None) -> dict[str, Domain]:
         """Learn one domain after another; each may build on those before it."""
         earlier: list[Domain] = []
         if own is not None and method.base_stage:
@@ -186,15 +184,11 @@ class _Teacher:
         refines = domain.method.refines
         if refines is not None and any(p.requires_grad for p in domain.parameters()):
             recipe = self.recipe.stage(1 - refines.share, *refines)
-            self.histories[name] = self.histories[name] + self._fit(
-                domain, lesson, recipe, f"{name}.refined"
-            )
+            self.histories[name] = self.histories[name] + self._fit(domain, lesson, recipe, f"{name}.refined")
         domain.recipe = self._recipe_note()
         return domain
 
-    def _learn_one(
-        self, name: str, method: Method, lesson: Lesson, earlier: Sequence[Domain]
-    ) -> Domain:
+    def _learn_one(self, name: str, method: Method, lesson: Lesson, earlier: Sequence[Domain]) -> Domain:
         pack = None if self.work is None else self.work / f"{name}{SUFFIX}"
         if pack is not None and self.resume and pack.exists():
             return self._finished(pack, name, method, lesson)

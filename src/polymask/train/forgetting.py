@@ -30,16 +30,12 @@ class BaseAfter:
 
 
 @torch.no_grad()
-def measure_base(
-    base: Base, moved: Mapping[str, Tensor], images: Sequence[Batches], own: Batches | None
-) -> BaseAfter:
+def measure_base(base: Base, moved: Mapping[str, Tensor], images: Sequence[Batches], own: Batches | None) -> BaseAfter:
     """Compare the base with what it was, by its weights and by its classifier."""
     if not moved:
         raise MethodError("the method moves the base, but its `moved` gives no tensors")
     before = torch.stack([base.tensor(name).double().norm() for name in moved]).norm()
-    gap = torch.stack(
-        [(moved[name].double() - base.tensor(name).double()).norm() for name in moved]
-    ).norm()
+    gap = torch.stack([(moved[name].double() - base.tensor(name).double()).norm() for name in moved]).norm()
     change = float(gap / before)
     if base.head is None:
         return BaseAfter(change, None, None, None)

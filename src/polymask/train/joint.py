@@ -180,9 +180,7 @@ def _train_epoch(
     sources = [_passes(train, run.epoch * run.steps + run.step) for train in trains]
     while run.step < run.steps and not stop.is_set():
         when = run.epoch + run.step / run.steps
-        for place, (learner, its, source) in enumerate(
-            zip(run.learners, run.runs, sources, strict=True)
-        ):
+        for place, (learner, its, source) in enumerate(zip(run.learners, run.runs, sources, strict=True)):
             images, labels = placed(*next(source), learner.base, recipe)
             found = learner.step(images, labels, when)
             if not math.isfinite(found.loss):
@@ -208,6 +206,4 @@ def _interrupt(run: JointRun, checkpoint: Path | None) -> None:
     if checkpoint is None:
         raise InterruptedTraining("training was asked to stop; it had no checkpoint to save to")
     run.save(checkpoint)
-    raise InterruptedTraining(
-        f"training was asked to stop and saved {checkpoint}; go on with resume=True"
-    )
+    raise InterruptedTraining(f"training was asked to stop and saved {checkpoint}; go on with resume=True")

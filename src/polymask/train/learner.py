@@ -208,9 +208,7 @@ def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[
     return moved(base.placed(images), labels, base.device, channels_last=channels_last)
 
 
-def moved(
-    images: Tensor, labels: Tensor, device: torch.device, *, channels_last: bool
-) -> tuple[Tensor, Tensor]:
+def moved(images: Tensor, labels: Tensor, device: torch.device, *, channels_last: bool) -> tuple[Tensor, Tensor]:
     """A batch on a device, in the layout that is asked for."""
     images, labels = images.to(device), labels.to(device)
     if channels_last and images.ndim == 4:
@@ -228,9 +226,7 @@ def mask_density(domain: Domain) -> float | None:
     return ones / total if total else None
 
 
-def learned_by(
-    domains: Sequence[Domain], objectives: Sequence[Objective | None]
-) -> dict[str, list[nn.Parameter]]:
+def learned_by(domains: Sequence[Domain], objectives: Sequence[Objective | None]) -> dict[str, list[nn.Parameter]]:
     """What several domains and their objectives learn, by part; what they share is there once.
 
     Scores and scalars are parts of their own here, apart from the other transforms.
@@ -278,9 +274,7 @@ def make_optimisers(groups: dict[str, list[nn.Parameter]], recipe: Recipe) -> di
     return optimisers
 
 
-def make_optimiser(
-    groups: list[dict[str, Any]], kind: Optimiser, rate: float, momentum: float
-) -> Optimizer:
+def make_optimiser(groups: list[dict[str, Any]], kind: Optimiser, rate: float, momentum: float) -> Optimizer:
     """Adam, or SGD with a momentum; each in one pass over memory where the device can do that.
 
     A group has its `params` and its `weight_decay`.
@@ -303,9 +297,7 @@ def rates_of(recipe: Recipe) -> dict[str, float]:
     }
 
 
-def set_rates(
-    optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float, *, head_only: bool = False
-) -> None:
+def set_rates(optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float, *, head_only: bool = False) -> None:
     """The recipe's rates at this point of training; none but the head's where that goes first."""
     rates = rates_of(recipe)
     for name, optimiser in optimisers.items():

@@ -67,8 +67,7 @@ def read_method(text: str) -> MethodText:
             recipe_fields[key] = read_value(value)
         else:
             raise MethodError(
-                f"{text}: neither {name} nor a recipe has {key!r}; "
-                f"{near_matches(key, known | allowed | {_RECIPE})}"
+                f"{text}: neither {name} nor a recipe has {key!r}; {near_matches(key, known | allowed | {_RECIPE})}"
             )
     create_method(name, **options)  # values that make no sense are refused here
     return MethodText(name, options, recipe_name, recipe_fields)

@@ -113,9 +113,7 @@ class Classifier:
         return logits(self.net, images).softmax(1).cpu()
 
 
-def predict_files(
-    base: Base, domain: Domain, files: Sequence[Path], *, batch_size: int = 32
-) -> Iterator[Tensor]:
+def predict_files(base: Base, domain: Domain, files: Sequence[Path], *, batch_size: int = 32) -> Iterator[Tensor]:
     """The probabilities (classes,) of each image file, in order."""
     classify = Classifier(base, domain)
     for start in range(0, len(files), batch_size):

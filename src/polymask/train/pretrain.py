@@ -50,9 +50,7 @@ class Pretrained:
 
     def save(self, path: str | Path) -> None:
         """Write the file that `load_base(path)` reads: the whole of it or nothing."""
-        notes = BaseNotes(
-            self.name, list(self.classes), self.input.to_json(), self.recipe, self.metrics
-        )
+        notes = BaseNotes(self.name, list(self.classes), self.input.to_json(), self.recipe, self.metrics)
         write_base(path, self.net, notes)
 
 
@@ -90,9 +88,7 @@ def pretrain(
     if resume and checkpoint is not None and checkpoint.exists():
         run.load(checkpoint)
     with stop_signals() as stop:
-        run_epochs(
-            learner, loaders.train, loaders.val, run, listener or Listener(), stop, checkpoint
-        )
+        run_epochs(learner, loaders.train, loaders.val, run, listener or Listener(), stop, checkpoint)
     if run.best is not None:
         net.load_state_dict(run.best)
     tested = None if loaders.test is None else learner.measure(loaders.test)
@@ -166,20 +162,15 @@ class NetworkLearner(Learner):
 def _check(net: nn.Module, name: str, spec: InputSpec, classes: int) -> None:
     """Raise unless the network makes logits of its classes from images as they will be fed."""
     if getattr(net, "aux_logits", False):
-        raise BaseError(
-            f"{name} has auxiliary classifiers, which are not trained here; choose another"
-        )
+        raise BaseError(f"{name} has auxiliary classifiers, which are not trained here; choose another")
     try:
         with torch.no_grad():
             found = tuple(tensor_of(net.eval()(torch.zeros(1, *spec.shape))).shape[1:])
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        raise BaseError(
-            f"{name} does not run on images of shape {spec.shape}: {error}; give another side"
-        ) from error
+        raise BaseError(f"{name} does not run on images of shape {spec.shape}: {error}; give another side") from error
     if found != (classes,):
         raise BaseError(
-            f"{name} gives {found} for an image, not {classes} logits; choose a network that "
-            "classifies images"
+            f"{name} gives {found} for an image, not {classes} logits; choose a network that classifies images"
         )
 
 

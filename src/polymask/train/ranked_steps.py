@@ -43,9 +43,7 @@ class SharedSession(Session):
         super().__init__(shard, Stop())
         self.ranks, self.shard, self.seed, self.asked = ranks, shard, seed, asked
 
-    def learner(
-        self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None
-    ) -> DomainLearner:
+    def learner(self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None) -> DomainLearner:
         return SharedLearner(self, base, domain, recipe, objective)
 
 

@@ -112,9 +112,7 @@ class Ranks:
         bits = ", gradients in 16 bits" if self.compress else ""
         return f"{self.world} processes ({self.backend}), {norms}{bits}"
 
-    def session(
-        self, train: Batches, val: Batches | None, run: Run, stop: "Stop"
-    ) -> "SharedSession":
+    def session(self, train: Batches, val: Batches | None, run: Run, stop: "Stop") -> "SharedSession":
         """A training that all processes do together; raise unless they are about to do the same."""
         from polymask.train.ranked_steps import SharedSession
         from polymask.train.shards import Shard, describe
@@ -182,16 +180,11 @@ class Ranks:
 
     def _gather_text(self, text: str) -> list[str]:
         data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
-        lengths = [
-            int(length) for length in self.gather(torch.tensor([len(data)], device=self.device))
-        ]
+        lengths = [int(length) for length in self.gather(torch.tensor([len(data)], device=self.device))]
         padded = data.new_zeros(max(lengths))
         padded[: len(data)] = data
         parts: Sequence[Tensor] = self.gather(padded, "facts")
-        return [
-            bytes(part[:length].tolist()).decode()
-            for part, length in zip(parts, lengths, strict=True)
-        ]
+        return [bytes(part[:length].tolist()).decode() for part, length in zip(parts, lengths, strict=True)]
 
 
 @contextmanager

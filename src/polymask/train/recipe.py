@@ -226,9 +226,7 @@ def get_recipe(recipe: str | Path | Recipe, **changes: Any) -> Recipe:
 
 def _named(name: str) -> Recipe:
     if name not in RECIPES:
-        raise RecipeError(
-            f"recipe {name!r} is not known; {near_matches(name, RECIPES)}, or give a .toml file"
-        )
+        raise RecipeError(f"recipe {name!r} is not known; {near_matches(name, RECIPES)}, or give a .toml file")
     return RECIPES[name]
 
 

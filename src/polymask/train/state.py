@@ -131,10 +131,7 @@ def pack_stored(stored: dict[str, Stored]) -> dict[str, Any]:
 
 def unpack_stored(packed: dict[str, Any]) -> dict[str, Stored]:
     """The stored tensors that were packed."""
-    return {
-        name: Bits(t["words"], tuple(t["shape"])) if isinstance(t, dict) else t
-        for name, t in packed.items()
-    }
+    return {name: Bits(t["words"], tuple(t["shape"])) if isinstance(t, dict) else t for name, t in packed.items()}
 
 
 def plain(value: Any) -> Any:

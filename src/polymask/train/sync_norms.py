@@ -65,14 +65,11 @@ class SyncNorms(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         if not training:
-            return F.batch_norm(
-                input, running_mean, running_var, weight, bias, False, momentum, eps
-            )
+            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
         mean, var, count = self._statistics(input.detach())
         if count < 2:
             raise TrainingError(
-                f"a batch norm has {count:.0f} value a channel in all processes together; give "
-                "larger images or batches"
+                f"a batch norm has {count:.0f} value a channel in all processes together; give larger images or batches"
             )
         if running_mean is not None and running_var is not None:
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)

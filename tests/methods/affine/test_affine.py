@@ -197,10 +197,7 @@ def test_channel_scalars_of_a_transposed_convolution_scale_its_output_channels(g
 
 
 def test_there_is_one_preset_for_each_row_of_the_ablation_tables():
-    k = {
-        name: (PRESETS[name].k0, PRESETS[name].k1, PRESETS[name].k2, PRESETS[name].k3)
-        for name in ABLATION
-    }
+    k = {name: (PRESETS[name].k0, PRESETS[name].k1, PRESETS[name].k2, PRESETS[name].k3) for name in ABLATION}
     learned = "learned"
     assert list(k.values()) == [
         (0, 0, 0, 1),
@@ -269,9 +266,7 @@ def test_a_senseless_option_is_refused_by_name(options, message):
 
 
 def test_an_unknown_method_is_refused_with_near_matches():
-    with pytest.raises(
-        pm.MethodError, match=r"'afine-full' is not known; near matches: affine-full"
-    ):
+    with pytest.raises(pm.MethodError, match=r"'afine-full' is not known; near matches: affine-full"):
         pm.create_method("afine-full")
 
 

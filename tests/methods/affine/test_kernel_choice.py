@@ -19,9 +19,7 @@ def test_kernels_that_cannot_be_compiled_are_eager_with_one_line(monkeypatch, ca
     with caplog.at_level(logging.WARNING, "polymask"):
         assert pm.set_kernels("compiled") == "eager"
     kernels._trouble.cache_clear()
-    assert caplog.messages == [
-        "kernels cannot be compiled here (no C++ compiler was found); eager ones are used"
-    ]
+    assert caplog.messages == ["kernels cannot be compiled here (no C++ compiler was found); eager ones are used"]
     assert not kernels.compiled_kernels()
 
 

@@ -22,9 +22,7 @@ def forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, out: Tens
 
 
 @torch.no_grad()
-def backward(
-    G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, surrogate: Surrogate
-) -> Tensor:
+def backward(G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, surrogate: Surrogate) -> Tensor:
     """Turn G = dE/dW~ into the gradient of the scores, in place; give that of K."""
     sums = _run(_backward, G, W, R, K, owner, _number(at, R), surrogate)
     return torch.zeros_like(K).index_add_(0, owner, sums)
@@ -44,9 +42,7 @@ def _chosen(W: Tensor, M: Tensor, k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor
     return torch.where(M, W * (k0 + k3) + (k1 + k2), W * k0 + k1)
 
 
-def _backward(
-    G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, surrogate: Surrogate
-) -> Tensor:
+def _backward(G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, surrogate: Surrogate) -> Tensor:
     _, _, k2, k3 = K[owner].unsqueeze(2).unbind(1)
     GW, M = G * W, threshold(R, at).to(G.dtype)
     sums = torch.stack([part.sum(1) for part in (GW, G, G * M, GW * M)], 1)

@@ -148,9 +148,7 @@ class _FusedAffine(torch.autograd.Function):
         buffer = job.where.buffer(torch.float32, job.memory)  # W~ is not needed any more
         pieces = job.where.pieces(buffer, scores)
         torch._foreach_copy_(pieces, gradients)
-        dK = compiled.backward(
-            buffer, job.W, job.R, job.ks.matrix, job.where.owner, job.at, job.surrogate
-        ).view(-1)
+        dK = compiled.backward(buffer, job.W, job.R, job.ks.matrix, job.where.owner, job.at, job.surrogate).view(-1)
         found = dK[job.ks.places].unbind() if job.ks.places else ()
         shaped = (dk.view(shape) for dk, shape in zip(found, ctx.shapes, strict=True))
         return (None, None, *pieces, *shaped)

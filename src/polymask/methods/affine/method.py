@@ -111,9 +111,7 @@ class Affine(Method):
         scaled = (self.threshold + factor * low, self.threshold + factor * high)
         return replace(self, scores=scaled)
 
-    def together(
-        self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None
-    ) -> Mapping[str, Tensor]:
+    def together(self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
         """All sites in one operation, where compiled kernels are in use."""
         if not compiled_kernels():
             return {}
@@ -143,9 +141,7 @@ class AffineTransform(Transform):
         self.at, self.surrogate = method.threshold, method.surrogate
         self.starts_on = method.scores[0] >= method.threshold
         self.shape, self.view_shape = site.shape, site.channel_view
-        self.scalar_shape = (
-            site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
-        )
+        self.scalar_shape = site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
         # Half-precision weights are learned on in single precision.
         dtype = self.dtype = site.dtype if site.dtype == torch.float64 else torch.float32
         self.scalar_count = torch.Size(self.scalar_shape).numel()
@@ -209,8 +205,7 @@ class AffineTransform(Transform):
     def scalars(self) -> dict[str, Tensor]:
         """k0…k3, fixed or learned, each of one number or one per output channel."""
         return {
-            name: torch.as_tensor(k).detach().reshape(-1)
-            for name, k in zip(NAMES, self.coefficients(), strict=True)
+            name: torch.as_tensor(k).detach().reshape(-1) for name, k in zip(NAMES, self.coefficients(), strict=True)
         }
 
     def stored(self) -> dict[str, Stored]:
@@ -248,9 +243,7 @@ class AffineTransform(Transform):
 
 def _piggyback(*, norms: NormPolicy, k1: Coefficient = 0.0, threshold: float = 0.0) -> Affine:
     """W~ = W∘M, and k1 where it is learned."""
-    return Affine(
-        k0=0.0, k1=k1, k2=0.0, k3=1.0, norms=norms, scores=(1e-2, 1e-2), threshold=threshold
-    )
+    return Affine(k0=0.0, k1=k1, k2=0.0, k3=1.0, norms=norms, scores=(1e-2, 1e-2), threshold=threshold)
 
 
 PRESETS: dict[str, Affine] = {
