@@ -51,10 +51,7 @@ def main() -> None:
     if options.variant is not None:
         print(measure(options))
         return
-    if options.table is not None:
-        results = json.loads(options.table.read_text())
-    else:
-        results = measure_all(options)
+    results = json.loads(options.table.read_text()) if options.table is not None else measure_all(options)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -52,10 +52,7 @@ def main() -> None:
     if options.size is not None:
         print(json.dumps(measure(options.packs, options.size)))
         return
-    if options.table is not None:
-        results = json.loads(options.table.read_text())
-    else:
-        results = measure_all(options.sizes)
+    results = json.loads(options.table.read_text()) if options.table is not None else measure_all(options.sizes)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(results, indent=1) + "\n")

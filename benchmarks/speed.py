@@ -45,10 +45,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="rounds of whole training steps")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    if options.table is not None:
-        results = json.loads(options.table.read_text())
-    else:
-        results = measure(options)
+    results = json.loads(options.table.read_text()) if options.table is not None else measure(options)
     if options.figure is not None:
         options.figure.parent.mkdir(parents=True, exist_ok=True)
         options.figure.write_text(figure(results))

@@ -2,7 +2,7 @@
 
 pip install 'polymask[vision,demo]' accelerate. `pm.DomainModel` is an ordinary module whose parameters are
 the domain's, so Accelerate needs to know nothing else.
-"""  # noqa: E501
+"""
 
 import argparse
 import os

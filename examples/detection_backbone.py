@@ -5,7 +5,7 @@ ImageNet weights; `pm.DomainModel` stands in the detector as its body, with torc
 FCOS head after it. What learns is the domain, the pyramid and the head; the base is shared and stays as
 it is. The scenes are scikit-learn's digits on noise, one a scene, so that the best box is the answer and no
 suppression of others (a compiled operator) is needed.
-"""  # noqa: E501
+"""
 
 import tempfile
 

@@ -2,7 +2,7 @@
 
 pip install 'polymask[vision,demo]' lightning-fabric. `pm.DomainModel` is an ordinary module whose parameters are
 the domain's, so Fabric needs to know nothing else.
-"""  # noqa: E501
+"""
 
 import argparse
 import os

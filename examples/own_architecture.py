@@ -4,7 +4,7 @@ polymask needs to know nothing about a network: it runs it once and sees which p
 or a linear map. This one reads a digit as a signal of 64 numbers, by 1-D, grouped and transposed
 convolutions, a linear layer, and a matrix that is no layer's. It learns the digits 0 to 4 by itself; 5 to 9
 are then a domain on it, at one bit a weight, and 0 to 4 go on as they were.
-"""  # noqa: E501
+"""
 
 import tempfile
 

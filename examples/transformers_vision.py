@@ -3,7 +3,7 @@
 A model goes into `pm.load_base` as it is. Of the object that it returns polymask takes the logits, where
 there are any, else the pooled features. The models are small and have random weights here;
 `AutoModel.from_pretrained` gives trained ones, and all else is the same. pip install 'polymask[examples]'.
-"""  # noqa: E501
+"""
 
 import tempfile
 

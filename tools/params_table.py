@@ -58,7 +58,7 @@ without its classifier, A bits for one more domain. `polymask account` counts it
 numbers for a batch norm's channel) and as stored (four). The tables of the literature mix conventions; this
 page says which one gives which printed number. "With heads" adds the classifiers of all domains to what is
 stored, 32 bits a weight; the paper leaves them out.
-"""  # noqa: E501
+"""
 
 
 def main() -> int:

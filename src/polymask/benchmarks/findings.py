@@ -52,7 +52,7 @@ class Findings:
             "ablation": [_ablation(row, self.table) for row in self.ablations],
             "frontier": asdict(self.frontier),
             "forgetting": asdict(self.forgotten),
-            "layers": [_anatomy(one) for one in self.anatomies],
+            "layers": [_anatomy_numbers(one) for one in self.anatomies],
             "layers_left_out": {label: list(still) for label, still in self.unmoved.items()},
         }
 
@@ -125,7 +125,7 @@ def _ablation(row: Ablation, table: ResultTable) -> dict[str, Any]:
     }
 
 
-def _anatomy(one: Anatomy) -> dict[str, Any]:
+def _anatomy_numbers(one: Anatomy) -> dict[str, Any]:
     found: dict[str, Any] = {
         "method": one.method,
         "domain": one.domain,

@@ -18,11 +18,11 @@ def summarise(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "domains": list(plan.domains),
         "seeds": list(plan.seeds),
         "deviations": list(plan.deviations),
-        "rows": [_row(plan, row) for row in table.rows if row.outcomes],
+        "rows": [_summary_row(plan, row) for row in table.rows if row.outcomes],
     }
 
 
-def _row(plan: Plan, row: Row) -> dict[str, Any]:
+def _summary_row(plan: Plan, row: Row) -> dict[str, Any]:
     accuracy = {domain: row.accuracy[domain] for domain in plan.domains}
     return {
         "method": row.method,

@@ -36,13 +36,14 @@ def load_decathlon(place: str, seed: int) -> DomainData:
     names = {int(entry["id"]): str(entry["name"]) for entry in train["categories"]}
     categories = sorted(names)
     splits = {
-        part: _split(root, _read(notes, name, part), categories, f"{name}_{part}.json") for part in ("train", "val")
+        part: _annotated_split(root, _read(notes, name, part), categories, f"{name}_{part}.json")
+        for part in ("train", "val")
     }
     labelled = (notes / f"{name}_test.json").is_file()
     test_part = "test" if labelled else STRIPPED
     test_json = _read(notes, name, test_part)
     known = categories if labelled else None
-    test = _split(root, test_json, known, f"{name}_{test_part}.json")
+    test = _annotated_split(root, test_json, known, f"{name}_{test_part}.json")
     return DomainData(
         name,
         tuple(names[category] for category in categories),
@@ -77,7 +78,7 @@ def _read(annotations: Path, name: str, part: str) -> Json:
     return dict(content)
 
 
-def _split(root: Path, content: Json, categories: list[int] | None, origin: str) -> FileSplit:
+def _annotated_split(root: Path, content: Json, categories: list[int] | None, origin: str) -> FileSplit:
     """The images in the order of the JSON; without `categories` they are unlabelled."""
     files = [root / entry["file_name"] for entry in content["images"]]
     if categories is None:

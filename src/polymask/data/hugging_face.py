@@ -28,7 +28,7 @@ def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -
     `root` is the folder of downloads. The image column is the one of type Image; the label column
     is the one of type ClassLabel, or a column of numbers or words called label.
     """
-    tables = _open(name, root, download)
+    tables = _open_set(name, root, download)
     roles = {
         role: next((tables[alias] for alias in aliases if alias in tables), None) for role, aliases in _ROLES.items()
     }
@@ -37,16 +37,16 @@ def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -
     train = roles["train"]
     image_column = _image_column(name, train)
     label_column = _label_column(name, train)
-    classes = _class_names(train, label_column)
+    classes = _names_in(train, label_column)
     parts = {}
     for role, table in roles.items():
-        labels = None if table is None else _labels(name, table, label_column, classes)
+        labels = None if table is None else _labels_in(name, table, label_column, classes)
         if table is not None and labels is not None:
             parts[role] = _part(table, image_column, labels)
     return wrap(Path(name.partition("#")[0]).stem, classes, parts, seed)
 
 
-def _open(name: str, root: Path | None, download: bool) -> dict[str, Any]:
+def _open_set(name: str, root: Path | None, download: bool) -> dict[str, Any]:
     """The splits of a dataset by name; one table alone is train."""
     datasets = require("datasets", "'polymask[hf]'")
     path, _, config = name.partition("#")
@@ -93,14 +93,14 @@ def _the_one(name: str, kind: str, found: Sequence[str], usual: str) -> str:
     raise DataError(f"hf:{name} has {many}; leave one, or call the right one {usual!r}")
 
 
-def _class_names(train: Any, column: str) -> list[str]:
+def _names_in(train: Any, column: str) -> list[str]:
     feature = train.features[column]
     if type(feature).__name__ == "ClassLabel":
         return list(feature.names)
     return [str(value) for value in sorted(train.unique(column))]
 
 
-def _labels(name: str, table: Any, column: str, classes: Sequence[str]) -> Labels | None:
+def _labels_in(name: str, table: Any, column: str, classes: Sequence[str]) -> Labels | None:
     """Labels as positions in `classes`; None where the source keeps them secret."""
     values = table[column][:]
     if type(table.features[column]).__name__ == "ClassLabel":

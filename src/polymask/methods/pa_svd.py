@@ -130,4 +130,4 @@ def _adapter(transform: Transform) -> Tensor:
     return transform.adapter.detach()
 
 
-PRESETS: dict[str, Method] = {"pa-svd": PaSvd()}
+PA_SVD_PRESETS: dict[str, Method] = {"pa-svd": PaSvd()}

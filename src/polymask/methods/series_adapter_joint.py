@@ -184,7 +184,7 @@ def _moved(base: "Base", domain: "Domain") -> dict[str, Tensor]:
     return {name: layer.layer_weight(base.tensor(name)).detach() for name, layer in found}
 
 
-PRESETS: dict[str, Method] = {
+JOINT_PRESETS: dict[str, Method] = {
     "series-adapter-joint": SeriesAdapterJoint(),
     "series-adapter-n": SeriesAdapterN(),
 }

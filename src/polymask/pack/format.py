@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from polymask._version import __version__
 from polymask.errors import PackError
-from polymask.pack import codec
+from polymask.pack.codec import CODECS, decode, encode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,12 +40,12 @@ class BitArray:
 
     def decoded(self) -> bytes:
         """ceil(elements / 8) bytes. Check the shape first: this allocates what it asks for."""
-        return codec.decode(self.codec, self.data, -(-math.prod(self.shape) // 8))
+        return decode(self.codec, self.data, -(-math.prod(self.shape) // 8))
 
     @classmethod
     def encoded(cls, data: bytes, shape: tuple[int, ...]) -> "BitArray":
         """From plain bytes, by the codec that makes them shortest."""
-        return cls(shape, *codec.encode(data))
+        return cls(shape, *encode(data))
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _manifest(path: str | Path, content: dict[str, Any]) -> Manifest:
     _expect(path, "classes", classes is None or is_names, "a list of names, or null")
     for name, how in content["bits"].items():
         good = isinstance(how, dict) and how.keys() == {"shape", "codec"}
-        good = good and how["codec"] in codec.CODECS and isinstance(how["shape"], list)
+        good = good and how["codec"] in CODECS and isinstance(how["shape"], list)
         good = good and all(type(n) is int and 0 <= n < 1 << 40 for n in how["shape"])
         _expect(path, f"bits of {name}", good, "a shape and a codec")
     return Manifest(**content)

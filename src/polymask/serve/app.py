@@ -15,10 +15,7 @@ from polymask._version import __version__
 from polymask.core.base import Base, load_base
 from polymask.errors import PackError
 from polymask.pack.format import inspect, packs_in
-from polymask.serve import routes_domains as domains
-from polymask.serve import routes_operations as operations
-from polymask.serve import routes_pages as pages
-from polymask.serve import routes_predictions as predictions
+from polymask.serve import routes
 from polymask.serve.engine import Engine
 from polymask.serve.metrics import Metrics
 from polymask.serve.refusal import Refusal, ServeError
@@ -82,10 +79,10 @@ def create_app(settings: Settings, base: Base | None = None, engine_of: EngineOf
             allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
         )
     _explain_errors(app)
-    app.include_router(predictions.router(settings, engine, metrics))
-    app.include_router(domains.router(settings, engine))
-    app.include_router(operations.router(settings, engine, metrics))
-    app.include_router(pages.router())
+    app.include_router(routes.predictions_router(settings, engine, metrics))
+    app.include_router(routes.domains_router(settings, engine))
+    app.include_router(routes.operations_router(settings, engine, metrics))
+    app.include_router(routes.pages_router())
     return app
 
 

@@ -21,7 +21,7 @@ _PIECE = 1 << 20
 _PACK = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
-def router(settings: Settings, engine: Engine) -> APIRouter:
+def domains_router(settings: Settings, engine: Engine) -> APIRouter:
     """The addresses of the library."""
     routes = APIRouter()
     library, uploads = engine.library, asyncio.Semaphore(_UPLOADS)

@@ -13,7 +13,7 @@ from polymask.serve.security import Allowed
 from polymask.serve.settings import Settings
 
 
-def router(settings: Settings, engine: Engine, metrics: Metrics) -> APIRouter:
+def operations_router(settings: Settings, engine: Engine, metrics: Metrics) -> APIRouter:
     """The addresses that tell how the server is."""
     routes = APIRouter(responses=problems(421))
 

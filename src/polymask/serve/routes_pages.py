@@ -9,7 +9,7 @@ from polymask.report.palette import variables
 PAGES = Path(__file__).parent / "pages"
 
 
-def router() -> APIRouter:
+def pages_router() -> APIRouter:
     """The page, its style and its script."""
     routes = APIRouter(include_in_schema=False)
     dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {variables('dark')} }} }}"

@@ -17,7 +17,7 @@ _PROBLEMS = problems(400, 401, 404, 408, 409, 413, 415, 421, 422, 429, 503)
 _NAMES = {"type": "string", "description": "names, with commas between them"}
 
 
-def router(settings: Settings, engine: Engine, metrics: Metrics) -> APIRouter:
+def predictions_router(settings: Settings, engine: Engine, metrics: Metrics) -> APIRouter:
     """The addresses that say what is on images."""
     routes = APIRouter(dependencies=[Depends(Allowed(settings, write=False))], responses=_PROBLEMS)
     bodies = Bodies(settings)

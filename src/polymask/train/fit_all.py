@@ -96,10 +96,7 @@ def fit_all(
     method = method.for_domains(len(names) + 1)
     chosen = {name: lessons[name] for name in names}
     teacher = _Teacher(base, recipe, seed, folder, resume, listener)
-    if method.joint:
-        domains = teacher.together(method, chosen)
-    else:
-        domains = teacher.in_turn(method, chosen, own)
+    domains = teacher.together(method, chosen) if method.joint else teacher.in_turn(method, chosen, own)
     learned = {name: accuracy(base, domains[name], chosen[name]) for name in names}
 
     final = dict(learned)

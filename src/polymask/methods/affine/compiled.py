@@ -13,33 +13,30 @@ from torch import Tensor
 
 from polymask.core.binarize import Surrogate, threshold
 from polymask.core.bits import WORD
+from polymask.methods.affine.formula import affine
 
 
 @torch.no_grad()
-def forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, out: Tensor) -> None:
+def forward_all(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, out: Tensor) -> None:
     """Write W~ of thresholded scores to `out`."""
     _run(_forward, W, R, K, owner, _number(at, R), out)
 
 
 @torch.no_grad()
-def backward(G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, surrogate: Surrogate) -> Tensor:
+def backward_all(G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, surrogate: Surrogate) -> Tensor:
     """Turn G = dE/dW~ into the gradient of the scores, in place; give that of K."""
     sums = _run(_backward, G, W, R, K, owner, _number(at, R), surrogate)
     return torch.zeros_like(K).index_add_(0, owner, sums)
 
 
 @torch.no_grad()
-def from_words(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor) -> None:
+def from_words_all(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor) -> None:
     """Write W~ of packed masks, (blocks, 32) words, to `out`."""
     _run(_from_words, W, words, K, owner, out)
 
 
 def _forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, out: Tensor) -> None:
-    out.copy_(_chosen(W, threshold(R, at), *K[owner].unsqueeze(2).unbind(1)))
-
-
-def _chosen(W: Tensor, M: Tensor, k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor) -> Tensor:
-    return torch.where(M, W * (k0 + k3) + (k1 + k2), W * k0 + k1)
+    out.copy_(affine(W, threshold(R, at), *K[owner].unsqueeze(2).unbind(1)))
 
 
 def _backward(G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, surrogate: Surrogate) -> Tensor:
@@ -58,7 +55,7 @@ def _from_words(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor)
     places = torch.arange(WORD, dtype=torch.int32, device=words.device)
     M = ((words.unsqueeze(2) >> places) & 1).bool()
     ks = K[owner].unsqueeze(2).unsqueeze(3).unbind(1)
-    out.copy_(_chosen(W.view(M.shape), M, *ks).view(W.shape))
+    out.copy_(affine(W.view(M.shape), M, *ks).view(W.shape))
 
 
 def _run(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polymask.core.binarize import Surrogate
-from polymask.methods.affine import eager
+from polymask.methods.affine import eager as kernels
 from polymask.methods.affine.matrices import Matrices
 
 
@@ -49,7 +49,7 @@ class AffineMask(torch.autograd.Function):
         ks = (k0, k1, k2, k3)
         shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
         columns = [shape.column(k, scores.dtype, scores.device) for k in ks]
-        out = eager.forward(shape.matrix(W), shape.matrix(scores), columns, at)
+        out = kernels.forward(shape.matrix(W), shape.matrix(scores), columns, at)
         return shape.tensor(out)
 
     @staticmethod
@@ -71,7 +71,7 @@ class AffineMask(torch.autograd.Function):
         if not shape.fits(G):  # laid out otherwise, as convolutions on images by channels give it
             shape.tensor(dR).copy_(G)
         G = shape.matrix(G) if shape.fits(G) else dR
-        dks = eager.backward(G, W, R, columns, ctx.at, ctx.surrogate, wanted, dR)
+        dks = kernels.backward(G, W, R, columns, ctx.at, ctx.surrogate, wanted, dR)
         shaped = (None if dk is None else dk.view(k.shape) for k, dk in zip(ks, dks, strict=True))
         return (None, shape.tensor(dR), *shaped, None, None)
 

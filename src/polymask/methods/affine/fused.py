@@ -17,7 +17,7 @@ from polymask.core.binarize import Surrogate
 from polymask.core.bits import WORD
 from polymask.core.buffers import BLOCK, Plan, copy_together, move_together, plan
 from polymask.core.kept import KeptMemory, kept_memory
-from polymask.methods.affine import compiled
+from polymask.methods.affine.compiled import backward_all, forward_all, from_words_all
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -112,7 +112,7 @@ def _write(W: Tensor, words: Sequence[Tensor], K: Tensor, where: Plan, out: Tens
     bits = packed.whole(words)
     if bits is None:
         bits = move_together(packed, words)
-    compiled.from_words(W, bits, K, where.owner, out)
+    from_words_all(W, bits, K, where.owner, out)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _FusedAffine(torch.autograd.Function):
         ctx.job, ctx.shapes = job, [k.shape for k in learned[sites:]]
         ctx.save_for_backward(*scores)
         made = job.where.buffer(torch.float32, job.memory)
-        compiled.forward(job.W, job.R, job.ks.matrix, job.where.owner, job.at, made)
+        forward_all(job.W, job.R, job.ks.matrix, job.where.owner, job.at, made)
         return tuple(job.where.pieces(made, scores))
 
     @staticmethod
@@ -148,7 +148,7 @@ class _FusedAffine(torch.autograd.Function):
         buffer = job.where.buffer(torch.float32, job.memory)  # W~ is not needed any more
         pieces = job.where.pieces(buffer, scores)
         torch._foreach_copy_(pieces, gradients)
-        dK = compiled.backward(buffer, job.W, job.R, job.ks.matrix, job.where.owner, job.at, job.surrogate).view(-1)
+        dK = backward_all(buffer, job.W, job.R, job.ks.matrix, job.where.owner, job.at, job.surrogate).view(-1)
         found = dK[job.ks.places].unbind() if job.ks.places else ()
         shaped = (dk.view(shape) for dk, shape in zip(found, ctx.shapes, strict=True))
         return (None, None, *pieces, *shaped)

@@ -54,7 +54,7 @@ def compiled_kernels() -> bool:
 @cache
 def _trouble() -> str | None:
     """Why kernels cannot be compiled, in one line; None where they can."""
-    from polymask.methods.affine import compiled
+    from polymask.methods.affine.compiled import forward_all
 
     W, R, K, out = (
         torch.ones(64, 1024),
@@ -63,7 +63,7 @@ def _trouble() -> str | None:
         torch.ones(64, 1024),
     )
     try:
-        compiled.forward(W, R, K, torch.arange(64) // 32, 0.0, out)
+        forward_all(W, R, K, torch.arange(64) // 32, 0.0, out)
     except (RuntimeError, OSError) as error:  # of torch.compile, its compiler and its files
         return next(iter(str(error).strip().splitlines()), type(error).__name__)
     return None

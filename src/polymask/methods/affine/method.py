@@ -29,7 +29,7 @@ from polymask.core.kept import release_memory
 from polymask.core.method import Method, NormPolicy, Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.affine import eager
+from polymask.methods.affine import eager as kernels
 from polymask.methods.affine.formula import AffineMask, affine
 from polymask.methods.affine.kernels import compiled_kernels
 from polymask.methods.affine.matrices import Matrices
@@ -177,7 +177,7 @@ class AffineTransform(Transform):
         shape = Matrices(out, self.scalar_shape)
         W = shape.matrix(base_weight.detach().contiguous())
         ks = [shape.column(k, self.dtype, out.device) for k in self.coefficients()]
-        eager.from_words(W, words, ks, shape.matrix(out))
+        kernels.from_words(W, words, ks, shape.matrix(out))
         return out
 
     def mask(self) -> Tensor:
