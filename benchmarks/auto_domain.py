@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 import polymask as pm
-from polymask.data import load_data
-from polymask.data.feed import Feed
+from polymask.data.load import load_data
+from polymask.data.preprocess import Feed
 from polymask.pack.format import packs_in, write_atomically
-from polymask.train.likeness import fit, likeness, read_likeness
-from polymask.train.predict import logits, network
+from polymask.train.predict import fit, likeness, logits, network, read_likeness
 
 DEMO = ("digits", "letters", "solar-cells")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import polymask as pm
-from polymask.data import load_data
+from polymask.data.load import load_data
 from polymask.train.learn import learn, make_loaders
 from polymask.train.recipe import get_recipe
 

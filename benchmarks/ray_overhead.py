@@ -16,10 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from polymask.benchmarks.jobs import BaseName
+from polymask.benchmarks.local import run_jobs
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
-from polymask.benchmarks.protocol import Protocol
-from polymask.benchmarks.running import run_jobs
-from polymask.benchmarks.suites import find_suite
+from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.train.recipe import get_recipe
 
 

@@ -13,8 +13,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from polymask.cli.options import meanings_of, taken_apart
-from polymask.cli.parser import VERBS
+from polymask.cli.parser import VERBS, meanings_of, taken_apart
 from polymask.cli.verb import Verb
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from polymask.core.flops import flops
+from polymask.core.accounting import flops
 from polymask.nets.zoo import build
 from polymask.train.recipe import RECIPES
 

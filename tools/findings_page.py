@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from polymask.benchmarks.compare import compare_pooled
+from polymask.benchmarks.measures import chosen_of, settings_text, value_text
 from polymask.benchmarks.records import RESULT, Outcome, read_record, read_runs
 from polymask.benchmarks.tables import ResultTable, Row, Statistic, tabulate
-from polymask.benchmarks.training import chosen_of, settings_text, value_text
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "findings.md"

@@ -5,8 +5,7 @@ from typing import Any
 
 from cost.timing import markdown, spread
 
-from polymask.report.canvas import canvas, write
-from polymask.report.palette import MUTED, SERIES
+from polymask.report.canvas import MUTED, SERIES, canvas, write
 
 Row = tuple[str, str, str, bool | None]  # what, goal, found, whether the goal is met
 

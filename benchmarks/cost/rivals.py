@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polymask as pm
-from polymask.core.binarize import binarize
+from polymask.core.bits import binarize
 
 
 class NaiveMasks(nn.Module):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polymask._version import __version__
 
 if TYPE_CHECKING:
-    from polymask.benchmarks.running import run_jobs
+    from polymask.benchmarks.local import run_jobs
     from polymask.conversion.convert import convert
     from polymask.conversion.export import Exported, export_domain
     from polymask.core.accounting import Account, account
@@ -40,12 +40,11 @@ if TYPE_CHECKING:
     from polymask.methods.affine.kernels import set_kernels
     from polymask.nets.torchvision_guard import import_torchvision
     from polymask.pack.format import inspect
-    from polymask.pack.loading import load_domain
+    from polymask.pack.storing import load_domain
     from polymask.train.fit import fit
     from polymask.train.fit_all import Fitted, Lesson, fit_all
-    from polymask.train.learn import Loaders, learn, make_loaders
+    from polymask.train.learn import Loaders, learn, make_loaders, pretrain
     from polymask.train.predict import evaluate
-    from polymask.train.pretrain import pretrain
     from polymask.train.recipe import Recipe, get_recipe
 
 _HOME = {

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import polymask as pm
-from polymask.benchmarks.base_copy import copy_base, write_aligned
 from polymask.benchmarks.jobs import BaseName, load_base_of
+from polymask.benchmarks.shared_folder import copy_base, write_aligned
 from polymask.nets.base_file import BaseNotes, write_base
 from polymask.nets.zoo import ALIGNMENT, build
 

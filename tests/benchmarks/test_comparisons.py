@@ -3,12 +3,11 @@ from dataclasses import replace
 import pytest
 
 from made_runs import ABLATION, alone, individual, make_outcome, make_runs, table_of
-from polymask.benchmarks.anatomy import Anatomy, find_anatomies, which_piggyback
-from polymask.benchmarks.beside import find_ablations, find_published
-from polymask.benchmarks.forgotten import measure_forgetting
-from polymask.benchmarks.frontier import find_frontier
+from polymask.benchmarks.findings import Anatomy, find_anatomies, which_piggyback
+from polymask.benchmarks.measures import find_frontier, measure_forgetting
+from polymask.benchmarks.published import find_ablations, find_published
+from polymask.benchmarks.records import LayerStatistics
 from polymask.benchmarks.tables import ResultTable, Statistic, tabulate
-from polymask.report.results import LayerStatistics
 
 
 def sized(**sizes: tuple[float, float]) -> ResultTable:

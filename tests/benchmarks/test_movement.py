@@ -3,12 +3,9 @@ from dataclasses import replace
 import pytest
 
 from made_runs import ABLATION, make_domain, make_outcome, make_runs, table_of
-from polymask.benchmarks.anatomy import find_anatomies, find_unmoved
-from polymask.benchmarks.findings import find
-from polymask.benchmarks.frontier import find_frontier
-from polymask.benchmarks.movement import Movement, movement
-from polymask.benchmarks.records import Outcome
-from polymask.benchmarks.summary import summarise
+from polymask.benchmarks.findings import find, find_anatomies, find_unmoved, summarise
+from polymask.benchmarks.measures import find_frontier
+from polymask.benchmarks.records import Movement, Outcome, movement
 from polymask.benchmarks.tables import tabulate
 
 

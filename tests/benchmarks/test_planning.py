@@ -6,10 +6,9 @@ import pytest
 import polymask as pm
 from image_folders import make_decathlon, make_folder
 from polymask.benchmarks.jobs import BaseName, load_domain_data
+from polymask.benchmarks.local import run_jobs
 from polymask.benchmarks.planning import Request, environment, final_jobs, make_plan
-from polymask.benchmarks.protocol import Protocol, deviations
-from polymask.benchmarks.running import run_jobs
-from polymask.benchmarks.suites import find_suite
+from polymask.benchmarks.suites import Protocol, deviations, find_suite
 from polymask.cli.benchmark import Benchmark
 from polymask.train.recipe import get_recipe
 
@@ -213,7 +212,7 @@ def test_jobs_run_with_the_threads_that_the_plan_records(domains, tmp_path, monk
     asked = request(domains, tmp_path, methods=("classifier-only",))
     jobs = final_jobs(asked, make_plan(asked))
     monkeypatch.setattr("polymask.benchmarks.local.run_job", lambda job, listener: seen.append(job))
-    monkeypatch.setattr("polymask.benchmarks.tally.Tally.finished", lambda *_: None)
-    monkeypatch.setattr("polymask.benchmarks.tally.Tally.result", lambda *_: [])
+    monkeypatch.setattr("polymask.benchmarks.local.Tally.finished", lambda *_: None)
+    monkeypatch.setattr("polymask.benchmarks.local.Tally.result", lambda *_: [])
     run_jobs(jobs, threads=4)
     assert seen == [4, *jobs, 6]

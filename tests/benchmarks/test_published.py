@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import polymask as pm
-from polymask.benchmarks import (
+from polymask.benchmarks.published import (
     disagreements,
-    get_benchmark,
     precise_rows,
     published_ablations,
     published_table,
     published_tables,
-    score,
 )
+from polymask.benchmarks.score import score
+from polymask.benchmarks.suites import get_benchmark
 from polymask.errors import BenchmarkError
 
 PAGE = Path(__file__).parents[2] / "docs" / "score.md"

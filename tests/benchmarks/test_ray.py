@@ -14,12 +14,10 @@ import pytest
 import polymask as pm
 from image_folders import make_folder
 from polymask.benchmarks.jobs import BaseName
+from polymask.benchmarks.local import Watcher, run_jobs
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
-from polymask.benchmarks.protocol import Protocol
-from polymask.benchmarks.ray_cluster import RAY_SETTINGS
-from polymask.benchmarks.running import run_jobs
-from polymask.benchmarks.suites import find_suite
-from polymask.benchmarks.watcher import Watcher
+from polymask.benchmarks.ray import RAY_SETTINGS
+from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.train.recipe import get_recipe
 
 for name, value in (RAY_SETTINGS | {"RAY_raylet_start_wait_time_s": "40"}).items():

@@ -8,14 +8,13 @@ import pytest
 
 import polymask as pm
 from image_folders import make_folder
-from polymask.benchmarks import ray_cluster, ray_engine
+from polymask.benchmarks import ray as ray_cluster
+from polymask.benchmarks import ray as ray_engine
 from polymask.benchmarks.jobs import BaseName
+from polymask.benchmarks.local import Tally, Watcher
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
-from polymask.benchmarks.protocol import Protocol
 from polymask.benchmarks.ray_tasks import Meeting, count_images, look_around, shared_name, versions
-from polymask.benchmarks.suites import find_suite
-from polymask.benchmarks.tally import Tally
-from polymask.benchmarks.watcher import Watcher
+from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.errors import InterruptedTraining
 from polymask.train.recipe import get_recipe
 

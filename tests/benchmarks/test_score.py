@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymask.benchmarks import BENCHMARKS, get_benchmark, read_accuracies, score
-from polymask.benchmarks.domains import DECATHLON, IMAGENET_TO_SKETCH
+from polymask.benchmarks.score import read_accuracies, score
+from polymask.benchmarks.suites import BENCHMARKS, DECATHLON, IMAGENET_TO_SKETCH, get_benchmark
 from polymask.errors import BenchmarkError
 
 DOMAINS = IMAGENET_TO_SKETCH.domains

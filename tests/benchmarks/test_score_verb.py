@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polymask.benchmarks import published_table, read_labels
+from polymask.benchmarks.labels import read_labels
+from polymask.benchmarks.published import published_table
 
 QUIET = (
     "import sys; from polymask.cli import main; code = main(sys.argv[1:]);"

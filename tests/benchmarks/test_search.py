@@ -7,18 +7,10 @@ import pytest
 
 from image_folders import make_folder
 from polymask.benchmarks.jobs import BaseName, load_domain_data, run_job
-from polymask.benchmarks.planning import (
-    SEARCH,
-    Request,
-    conclude,
-    final_jobs,
-    make_plan,
-    search_jobs,
-)
-from polymask.benchmarks.protocol import Protocol
+from polymask.benchmarks.planning import SEARCH, Request, conclude, final_jobs, make_plan, search_jobs
 from polymask.benchmarks.records import Outcome, read_runs
 from polymask.benchmarks.search import Ladder, choose, ladders_of, read_ladder
-from polymask.benchmarks.suites import find_suite
+from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.errors import BenchmarkError, MethodError
 from polymask.train.recipe import get_recipe
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from image_folders import make_folder
-from polymask.benchmarks.stopping import sigterm_as_ctrl_c
-from polymask.train.checkpoint import load_checkpoint
+from polymask.benchmarks.local import sigterm_as_ctrl_c
+from polymask.train.state import load_checkpoint
 
 LONG = "--methods bn-only --side 32 --epochs 9999 --batch-size 4 --workers 2 --threads 1 --out runs"
 

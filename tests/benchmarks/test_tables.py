@@ -14,9 +14,8 @@ from made_runs import (
     make_runs,
     table_of,
 )
-from polymask.benchmarks import published_table
-from polymask.benchmarks.naming import label_of
-from polymask.benchmarks.records import Outcome, Runs
+from polymask.benchmarks.published import published_table
+from polymask.benchmarks.records import Outcome, Runs, label_of
 from polymask.benchmarks.tables import ResultTable, Statistic, statistic, tabulate
 from polymask.errors import BenchmarkError
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from made_runs import make_outcome, make_plan, make_runs
+from polymask.benchmarks.measures import at_the_end, chosen_of, protocol_of, settings_text
 from polymask.benchmarks.records import Runs, Trial, Tuned
 from polymask.benchmarks.tables import Row, Statistic, tabulate
-from polymask.benchmarks.training import at_the_end, chosen_of, protocol_of, settings_text
 
 RECIPE = {"name": "quick", "rate": 1e-4, "epochs": 6, "drops": [4]}
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from polymask.cli import main
-from polymask.cli.completion import SCRIPTS
-from polymask.cli.options import options_of
-from polymask.cli.parser import VERBS, parse
+from polymask.cli.parser import SCRIPTS, VERBS, options_of, parse
 
 # What the shell does at a press of the tab key, without a terminal.
 PRESS_TAB = """

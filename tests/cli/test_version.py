@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 import polymask as pm
-from polymask.cli import environment, main
+from polymask.cli import main
+from polymask.cli import version as environment
 
 TEMPLATES = Path(__file__).parents[2] / ".github" / "ISSUE_TEMPLATE"
 

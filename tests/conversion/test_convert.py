@@ -13,7 +13,8 @@ import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net
 from polymask.conversion.convert import convert, name_outputs, one_bit_domain, recipe_at
 from polymask.conversion.finetuned import ConvertError, Finetuned
-from polymask.data import ArraySplit, DomainData
+from polymask.data.images import DomainData
+from polymask.data.split import ArraySplit
 from polymask.methods.bitdelta import nearest
 from polymask.train.fit import Listener
 from polymask.train.learn import make_loaders

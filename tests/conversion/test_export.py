@@ -16,8 +16,8 @@ import polymask as pm
 from nets import SPEC, batch, block_base, tiny_base, tiny_net, trained
 from polymask.cli import main
 from polymask.conversion import export as exporting
-from polymask.data import load_data
-from polymask.data.feed import Feed
+from polymask.data.load import load_data
+from polymask.data.preprocess import Feed
 
 CLASSES = ["class 0", "class 1", "class 2"]
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"

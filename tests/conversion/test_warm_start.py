@@ -8,7 +8,7 @@ import torch
 from nets import batch, tiny_base, tiny_net
 from polymask.conversion.convert import one_bit_domain
 from polymask.conversion.finetuned import Finetuned
-from polymask.conversion.warm_start import STEPS_TO_FLIP, started_at, train_on
+from polymask.conversion.refine import STEPS_TO_FLIP, started_at, train_on
 from polymask.train.learn import Loaders
 from polymask.train.predict import evaluate
 from polymask.train.recipe import Recipe

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymask.core.binarize import binarize
+from polymask.core.bits import binarize
 
 
 @pytest.mark.parametrize("surrogate", ["identity", "sigmoid"])

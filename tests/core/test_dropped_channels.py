@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from polymask.core.narrow import Narrow, NarrowGroups, narrowed
+from polymask.core.network import Narrow, NarrowGroups, narrowed
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}

@@ -5,7 +5,7 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, block_base, tiny_base, trained
-from polymask.core.flops import flops, flops_ratio
+from polymask.core.accounting import flops, flops_ratio
 
 
 def set_scores(transform: pm.Transform, scores) -> None:

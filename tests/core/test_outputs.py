@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import polymask as pm
 from nets import SPEC, batch, tiny_base, trained
-from polymask.core.outputs import features_of, tensor_of
+from polymask.core.network import features_of, tensor_of
 
 
 class Maps(nn.Module):

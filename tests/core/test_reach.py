@@ -9,8 +9,7 @@ from image_folders import make_folder
 from nets import SPEC, logits, tiny_base, trained
 from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.planning import Request, make_plan
-from polymask.benchmarks.protocol import Protocol
-from polymask.benchmarks.suites import find_suite
+from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.core.method import Method
 from polymask.train.recipe import get_recipe
 

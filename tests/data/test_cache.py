@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polymask.core.input import InputSpec
-from polymask.data import Cache, DomainData, Shrink, cache_domain, cache_splits, load_data
+from polymask.data.cache import Cache, Shrink, cache_domain, cache_splits
+from polymask.data.images import DomainData
+from polymask.data.load import load_data
 from polymask.data.split import ArraySplit, FileSplit
 from polymask.errors import DataError
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polymask.data import load_data
+from polymask.data.load import load_data
 from polymask.errors import DataError
 
 CATEGORIES = {50000001: "sign10", 50000002: "sign2", 50000003: "sign1"}

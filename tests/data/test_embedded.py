@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polymask.data import load_data
-from polymask.data.letters import _FONTS
+from polymask.data.embedded import _FONTS
+from polymask.data.load import load_data
 
 
 def pixels(split: object, index: int) -> np.ndarray:

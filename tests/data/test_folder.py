@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polymask.data import check, load_data
+from polymask.data.cache import check
+from polymask.data.load import load_data
 from polymask.errors import DataError
 
 Make = Callable[..., Path]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from polymask.data import check, load_data
+from polymask.data.cache import check
+from polymask.data.load import load_data
 from polymask.errors import DataError
 
 datasets = pytest.importorskip("datasets", reason="needs the package datasets")

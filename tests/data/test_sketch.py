@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from polymask.data import load_data
+from polymask.data.load import load_data
 from polymask.errors import DataError
 
 FOLDERS = ("train/b", "train/a", "test/a", "test/b")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polymask.data import load_data
+from polymask.data.load import load_data
 from polymask.errors import DataError
 from polymask.nets.torchvision_guard import import_torchvision
 
@@ -142,7 +142,7 @@ def test_a_wrong_name_suggests_near_ones(tmp_path: Path) -> None:
 def test_every_set_of_the_table_exists_and_knows_its_arguments() -> None:
     from inspect import signature
 
-    from polymask.data.torchvision_sets import _LAYOUTS
+    from polymask.data.libraries import _LAYOUTS
 
     for name, layout in _LAYOUTS.items():
         known = set(signature(getattr(datasets, name).__init__).parameters)

@@ -7,10 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polymask.core.input import InputSpec
-from polymask.data import DomainData, eval_transform, shrink_for, train_transform
-from polymask.data.cache import short_side
+from polymask.data.cache import short_side, shrink_for
+from polymask.data.images import DomainData
+from polymask.data.preprocess import (
+    CentreCrop,
+    ManyCrops,
+    RandomCrop,
+    RandomResizedCrop,
+    Whole,
+    eval_transform,
+    train_transform,
+)
 from polymask.data.split import ArraySplit
-from polymask.data.transforms import CentreCrop, ManyCrops, RandomCrop, RandomResizedCrop, Whole
 from polymask.errors import BaseError, DataError
 from polymask.nets.torchvision_guard import import_torchvision
 from polymask.train.recipe import get_recipe

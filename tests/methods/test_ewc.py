@@ -11,8 +11,8 @@ import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net, train
 from polymask.errors import MethodError
 from polymask.methods import ewc
+from polymask.methods.baselines import moving_tensors
 from polymask.methods.ewc import Penalty, fisher, held_fisher, hold_fisher, of_mean_one
-from polymask.methods.moving import moving_tensors
 from polymask.train.fit import fit
 from polymask.train.fit_all import fit_all
 from polymask.train.recipe import Recipe

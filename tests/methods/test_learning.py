@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import polymask as pm
 from nets import SPEC, BlockNet
-from polymask.data import load_data
+from polymask.data.load import load_data
 from polymask.train.fit_all import Lesson, fit_all
 from polymask.train.recipe import Recipe
 

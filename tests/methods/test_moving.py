@@ -9,7 +9,7 @@ import polymask as pm
 from nets import SPEC, batch, logits, tiny_base
 from polymask.core.network import copy_with
 from polymask.errors import InterruptedTraining, MethodError
-from polymask.methods.moving import Luggage, Snapshot, own_classifier
+from polymask.methods.baselines import Luggage, Snapshot, own_classifier
 from polymask.train.fit import fit
 from polymask.train.fit_all import Lesson, fit_all
 from polymask.train.recipe import Recipe

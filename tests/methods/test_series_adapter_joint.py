@@ -11,10 +11,9 @@ from image_folders import make_folder
 from nets import batch, tiny_base
 from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.planning import Request, make_plan
-from polymask.benchmarks.protocol import Protocol
-from polymask.benchmarks.suites import find_suite
+from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.core.network import copy_with
-from polymask.methods.series_adapter_joint import MovedAdapter, MovedWeight
+from polymask.methods.series_adapter import MovedAdapter, MovedWeight
 from polymask.train.fit import fit
 from polymask.train.fit_all import Lesson, fit_all
 from polymask.train.learn import learn

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polymask.pack.codec import decode, encode
+from polymask.pack.format import decode, encode
 
 
 def mask_bytes(count, density, seed=0):

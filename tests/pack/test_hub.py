@@ -9,11 +9,11 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import ModelCard, constants
+from polymask.report.masks import mask_statistics
 
 import polymask as pm
 from nets import batch, tiny_base, trained
-from polymask.pack.hub_names import HubName
-from polymask.report.masks import mask_statistics
+from polymask.pack.hub import HubName
 from stand_in_hub import READ_ONLY, TOKEN, StandInHub
 
 REPO = "someone/digits"
@@ -277,7 +277,7 @@ def test_without_the_library_the_remedy_is_named(base, monkeypatch):
 @pytest.mark.slow
 def test_the_verb_pushes_a_real_domain_and_predict_reads_it(hub, tmp_path, monkeypatch, capsys):
     from polymask.cli import main
-    from polymask.data import load_data
+    from polymask.data.load import load_data
 
     monkeypatch.chdir(tmp_path)
     data = load_data("digits", limit=40)

@@ -4,14 +4,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from polymask.report import (
-    DemoResult,
-    DomainResult,
-    EpochPoint,
-    LayerStatistics,
-    MethodResult,
-    Prediction,
-)
+from polymask.benchmarks.records import EpochPoint, LayerStatistics
+from polymask.report.results import DemoResult, DomainResult, MethodResult, Prediction
 
 
 def _picture(kind: str) -> bytes:

@@ -14,13 +14,11 @@ import pytest
 
 from made_runs import ABLATION, DECATHLON, make_domain, make_plan, make_runs, write_runs
 from polymask.benchmarks.findings import find
-from polymask.benchmarks.frontier import Frontier, Point
+from polymask.benchmarks.measures import Frontier, Point
 from polymask.benchmarks.records import DomainFacts, Runs, read_runs
 from polymask.errors import PolymaskError
-from polymask.report.benchmark_figures import points_lost, size_against_score
-from polymask.report.benchmark_files import results_csv, write_report
-from polymask.report.benchmark_page import benchmark_page
-from polymask.report.benchmark_text import benchmark_markdown
+from polymask.report.drawings import points_lost, size_against_score
+from polymask.report.pages import benchmark_markdown, benchmark_page, results_csv, write_report
 from polymask.report.sheet import Cell, Column, Line, Sheet, markdown
 from strict_page import Page
 

@@ -14,17 +14,13 @@ from rich.console import Console
 
 from made_runs import ABLATION, DECATHLON, make_runs, write_runs
 from polymask.benchmarks.compare import Comparison, compare_with
-from polymask.benchmarks.findings import Findings, find
+from polymask.benchmarks.findings import Findings, find, summarise
 from polymask.benchmarks.records import Runs, Trial, Tuned
-from polymask.benchmarks.summary import summarise
 from polymask.benchmarks.tables import tabulate
 from polymask.cli import main
 from polymask.cli.benchmark import Benchmark
-from polymask.report.benchmark_contents import all_sheets, lead
-from polymask.report.benchmark_differences import differences
-from polymask.report.benchmark_files import results_csv
-from polymask.report.benchmark_page import benchmark_page
-from polymask.report.benchmark_text import benchmark_markdown
+from polymask.report.drawings import differences
+from polymask.report.pages import all_sheets, benchmark_markdown, benchmark_page, lead, results_csv
 from polymask.report.sheet import Cell, Sheet
 from strict_page import Page
 

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymask.report import (
-    DemoResult,
+from polymask.report.canvas import COLOURS, INK, MUTED, PAPER, SERIES, spread
+from polymask.report.figures import (
     bits_by_component,
     density_by_depth,
     learning_curves,
     scalars_by_depth,
     size_against_accuracy,
 )
-from polymask.report.canvas import spread
-from polymask.report.palette import COLOURS, INK, MUTED, PAPER, SERIES
+from polymask.report.results import DemoResult
 
 Figure = Callable[[DemoResult], str]
 FIGURES: dict[str, Figure] = {

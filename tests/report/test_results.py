@@ -11,17 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import polymask as pm
+from polymask.benchmarks.jobs import layer_statistics
+from polymask.benchmarks.records import EpochPoint, LayerStatistics
 from polymask.core.method import Stored, Transform
 from polymask.errors import PolymaskError
-from polymask.report import (
-    DemoResult,
-    DomainResult,
-    EpochPoint,
-    LayerStatistics,
-    MethodResult,
-    Prediction,
-    layer_statistics,
-)
+from polymask.report.results import DemoResult, DomainResult, MethodResult, Prediction
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(0, 10**12)

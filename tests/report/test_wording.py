@@ -1,6 +1,6 @@
 import pytest
 
-from polymask.report.wording import (
+from polymask.report.sheet import (
     bits_text,
     bytes_text,
     count_text,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polymask.serve.batcher import Batcher
-from polymask.serve.refusal import Refusal
+from polymask.serve.settings import Refusal
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from starlette.testclient import TestClient
 
 from polymask.errors import PolymaskError
 from polymask.serve import Settings
-from polymask.serve.refusal import Refusal
 from polymask.serve.security import Bodies
+from polymask.serve.settings import Refusal
 from serving import BYTES, JSON, LOCAL, make_app, picture, text
 
 

@@ -8,8 +8,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from nets import trained
-from polymask.data.feed import Feed
-from polymask.train.likeness import write_likeness
+from polymask.data.preprocess import Feed
+from polymask.train.predict import write_likeness
 from serving import BASE, LOCAL, encoded, expected, library, make_app, pack, picture, text
 
 
@@ -166,7 +166,7 @@ def test_auto_goes_by_logits_if_one_pack_has_no_likeness(tmp_path):
 
 
 def test_the_rule_for_logits_is_the_log_of_the_sum_of_their_exponentials():
-    from polymask.serve.auto import by_logits
+    from polymask.serve.engine import by_logits
 
     scores = by_logits([torch.zeros(2, 4), torch.tensor([[3.0, 0.0], [-3.0, -3.0]])])
     expected = torch.tensor([[4.0, torch.e**3 + 1], [4.0, 2 * torch.e**-3]]).log()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from polymask.serve import protocol
+from polymask.serve import process as protocol
 from serving import PATIENCE, library, make_app, picture, running, text
 
 

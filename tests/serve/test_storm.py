@@ -18,7 +18,7 @@ from hypothesis.errors import Unsatisfiable
 from starlette.testclient import TestClient
 
 import polymask as pm
-from polymask.serve import protocol
+from polymask.serve import process as protocol
 from serving import (
     BYTES,
     JSON,

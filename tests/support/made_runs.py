@@ -6,9 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from polymask.benchmarks.records import DomainFacts, DomainOutcome, Outcome, Plan, Runs
+from polymask.benchmarks.records import DomainFacts, DomainOutcome, LayerStatistics, Outcome, Plan, Runs
 from polymask.benchmarks.tables import ResultTable, tabulate
-from polymask.report.results import LayerStatistics
 
 SKETCH = {"cubs": 77.0, "stanford-cars": 81.0, "flowers": 93.0}
 DECATHLON = {

@@ -16,7 +16,7 @@ from PIL import Image
 
 from nets import tiny_base, trained
 from polymask.serve import Settings, create_app
-from polymask.serve.protocol import ImpatientProtocol
+from polymask.serve.process import ImpatientProtocol
 
 BASE = tiny_base()
 PATIENCE = 60  # seconds that a test waits for what must happen

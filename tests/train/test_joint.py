@@ -6,10 +6,10 @@ import torch
 import polymask as pm
 from nets import block_base
 from polymask.errors import InterruptedTraining, TrainingError
-from polymask.train.checkpoint import CheckpointError
 from polymask.train.fit import Listener
 from polymask.train.joint import fit_joint
 from polymask.train.recipe import Recipe
+from polymask.train.state import CheckpointError
 from sequences import Interrupt
 from short_training import Fixed
 

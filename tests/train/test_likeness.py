@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from nets import tiny_base
-from polymask.data.feed import Feed
+from polymask.data.preprocess import Feed
 from polymask.data.split import ArraySplit
-from polymask.train.likeness import fit, likeness, likeness_note, read_likeness, write_likeness
+from polymask.train.predict import fit, likeness, likeness_note, read_likeness, write_likeness
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_it_is_the_same_every_time(base):
 
 
 def test_the_note_of_the_same_images_is_computed_once_for_each_base(base, monkeypatch):
-    import polymask.train.likeness as module
+    import polymask.train.predict as module
 
     computed = []
     monkeypatch.setattr(module, "likeness", lambda base, images: computed.append(base) or "note")
@@ -91,7 +91,7 @@ def test_a_note_that_is_none_is_read_as_none(note):
 
 def test_a_domain_that_learns_from_images_keeps_what_they_look_like(base, tmp_path):
     import polymask as pm
-    from polymask.data import DomainData
+    from polymask.data.images import DomainData
     from polymask.train.learn import learn
     from polymask.train.recipe import get_recipe
 

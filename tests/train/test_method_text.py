@@ -3,8 +3,7 @@
 import pytest
 
 import polymask as pm
-from polymask.train.method_text import method_by, read_method, read_value, write_value
-from polymask.train.recipe import get_recipe
+from polymask.train.recipe import get_recipe, method_by, read_method, read_value, write_value
 
 QUICK = get_recipe("quick")
 

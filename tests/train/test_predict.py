@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 
 from nets import tiny_base, trained
-from polymask.data import Loader, cache_splits, eval_transform, load_data, shrink_for
-from polymask.data.feed import Feed
+from polymask.data.cache import cache_splits, shrink_for
+from polymask.data.load import load_data
+from polymask.data.loader import Loader
+from polymask.data.preprocess import Feed, eval_transform
 from polymask.train.predict import logits, predict_files
 
 

@@ -15,11 +15,10 @@ from nets import tiny_net
 from polymask.errors import InterruptedTraining, TrainingError
 from polymask.nets.base_file import read_notes
 from polymask.nets.zoo import build
-from polymask.train.checkpoint import CheckpointError
 from polymask.train.fit import Listener
-from polymask.train.learn import make_loaders
-from polymask.train.pretrain import NetworkLearner, pretrain
+from polymask.train.learn import NetworkLearner, make_loaders, pretrain
 from polymask.train.recipe import get_recipe
+from polymask.train.state import CheckpointError
 
 NET = "timm:test_efficientnet"  # a network of 100,000 parameters that timm has for tests
 RECIPE = get_recipe("pretrain", epochs=3, drops=(2,), batch_size=32, side=32, rate=0.05)

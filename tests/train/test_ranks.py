@@ -14,11 +14,12 @@ import torch.nn.functional as F
 
 import polymask as pm
 from nets import block_base
-from polymask.data import Loader, cache_domain, eval_transform, load_data, train_transform
-from polymask.train.ranked_steps import combine_statistics
-from polymask.train.ranks import Ranks, join_ranks, time_for_last_words
-from polymask.train.shards import Shard, describe
-from polymask.train.sync_norms import SyncNorms
+from polymask.data.cache import cache_domain
+from polymask.data.load import load_data
+from polymask.data.loader import Loader
+from polymask.data.preprocess import eval_transform, train_transform
+from polymask.train.ranked_steps import SyncNorms, combine_statistics
+from polymask.train.ranks import Ranks, Shard, describe, join_ranks, time_for_last_words
 from train_in_ranks import Noisy
 
 SPEC = pm.InputSpec((3, 16, 16))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import polymask as pm
-from polymask.train.checkpoint import load_checkpoint
+from polymask.train.state import load_checkpoint
 
 pytestmark = pytest.mark.slow
 

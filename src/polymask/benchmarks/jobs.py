@@ -6,27 +6,22 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from polymask.benchmarks.domains import DECATHLON
 from polymask.benchmarks.labels import Labels, read_labels
-from polymask.benchmarks.protocol import Protocol
-from polymask.benchmarks.records import RESULT, DomainOutcome, Outcome, read_record
+from polymask.benchmarks.records import RESULT, DomainOutcome, LayerStatistics, Outcome, read_record
+from polymask.benchmarks.suites import DECATHLON, Protocol
 from polymask.core.accounting import account_fitted, bits_per_weight, component_bits
 from polymask.core.base import Base, load_base
 from polymask.core.domain import Domain
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
-from polymask.data.split import RelabelledSplit
-from polymask.data.stratify import limited
+from polymask.data.split import RelabelledSplit, limited
 from polymask.errors import BenchmarkError, NotFinite
 from polymask.pack.format import SUFFIX
-from polymask.report.results import layer_statistics
-from polymask.train.fit import Listener, Together
+from polymask.train.fit import EpochLog, Listener, Together
 from polymask.train.fit_all import Fitted, Lesson, fit_all
 from polymask.train.learn import make_loaders
-from polymask.train.log import EpochLog
-from polymask.train.method_text import read_method
-from polymask.train.recipe import Recipe
+from polymask.train.recipe import Recipe, read_method
 from polymask.train.state import plain
 
 CUT_SEED = 0  # every seed of a benchmark sees the same images
@@ -184,6 +179,38 @@ def _bits_moved(domain: Domain) -> dict[str, int | None]:
     if not known:
         return {"flipped": None, "masked": None}
     return {"flipped": sum(f for f, _ in known), "masked": sum(n for _, n in known)}
+
+
+def layer_statistics(domain: Domain) -> tuple[LayerStatistics, ...]:
+    """Mask density and mean scalars of every site with a mask, in the base's order."""
+    layers: list[LayerStatistics] = []
+    for name, transform in domain.named_transforms():
+        mask = transform.mask()
+        if mask is None:
+            continue
+        means = {k: values.double().mean().item() for k, values in transform.scalars().items()}
+        layers.append(
+            LayerStatistics(
+                site=name,
+                kind=_kind(domain.sites[name].shape, is_first=not layers),
+                depth=len(layers),
+                weights=mask.numel(),
+                density=mask.double().mean().item(),
+                **{k: means.get(k, 0.0) for k in ("k1", "k2", "k3")},
+            )
+        )
+    return tuple(layers)
+
+
+def _kind(shape: tuple[int, ...], *, is_first: bool) -> str:
+    """What a weight of shape (out, in / groups, kernel…) is, as far as its shape shows."""
+    _, inputs, *kernel = shape
+    if not kernel:
+        return "linear"
+    # One input channel means a group for each, except in a first layer that reads grey images.
+    if inputs == 1 and not is_first:
+        return "depthwise"
+    return "pointwise" if all(side == 1 for side in kernel) else "conv"
 
 
 def _lesson(base: Base, name: str, source: str, job: Job, recipe: Recipe) -> Lesson:

@@ -1,21 +1,110 @@
-"""Jobs on this machine: in this process one by one, or in several processes."""
+"""Where jobs run: in this process one by one, in several of this machine, or on a Ray cluster; and who is told."""
 
 import multiprocessing
 import os
 import queue
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
-from polymask.benchmarks.job_progress import JobProgress
-from polymask.benchmarks.jobs import run_job
-from polymask.benchmarks.stopping import sigterm_as_ctrl_c
-from polymask.benchmarks.tally import Tally
-from polymask.errors import EngineError, InterruptedTraining, PolymaskError
+from polymask.benchmarks.jobs import Job, run_job
+from polymask.benchmarks.records import Outcome
+from polymask.errors import BenchmarkError, EngineError, InterruptedTraining, PolymaskError
+from polymask.train.fit import Listener
+from polymask.train.recipe import Recipe
+
+
+class Watcher:
+    """Told of every job, in the process that asked for them; does nothing unless overridden."""
+
+    def started(self, job: Job) -> None:
+        """A job begins, or goes on where it was cut."""
+
+    def progressed(self, job: Job, share: float, note: str) -> None:
+        """So much of a job's epochs is done (of its current domain and stage), 0 … 1."""
+
+    def finished(self, job: Job, outcome: Outcome) -> None:
+        """A job is done, now or before."""
+
+    def failed(self, job: Job, error: str) -> None:
+        """A job cannot be done; the others go on."""
+
+
+class Tally:
+    """Jobs by number: those that wait, what was found, what failed. Tells the watcher of all."""
+
+    def __init__(self, jobs: Sequence[Job], watcher: Watcher | None = None) -> None:
+        self.jobs, self.watcher = jobs, watcher or Watcher()
+        self.outcomes: dict[int, Outcome] = {}
+        self.failures: dict[int, str] = {}
+        for number, job in enumerate(jobs):
+            done = job.outcome()
+            if done is not None:
+                self.finished(number, done)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The jobs that are neither done nor failed."""
+        closed = self.outcomes.keys() | self.failures.keys()
+        return [number for number in range(len(self.jobs)) if number not in closed]
+
+    def started(self, number: int) -> None:
+        """A job begins, or goes on where it was cut."""
+        self.watcher.started(self.jobs[number])
+
+    def progressed(self, number: int, share: float, note: str) -> None:
+        """So much of a job's epochs is done, 0 … 1."""
+        self.watcher.progressed(self.jobs[number], share, note)
+
+    def finished(self, number: int, outcome: Outcome) -> None:
+        """A job is done."""
+        self.outcomes[number] = outcome
+        self.watcher.finished(self.jobs[number], outcome)
+
+    def failed(self, number: int, why: str) -> None:
+        """A job cannot be done; the others go on."""
+        self.failures[number] = why
+        self.watcher.failed(self.jobs[number], why)
+
+    def result(self) -> list[Outcome]:
+        """What all jobs found, in order; all failures as one error."""
+        if self.failures:
+            listed = "; ".join(f"{self.jobs[n].title}: {why}" for n, why in self.failures.items())
+            raise BenchmarkError(f"{len(self.failures)} of {len(self.jobs)} jobs failed: {listed}")
+        return [self.outcomes[number] for number in range(len(self.jobs))]
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """While it is on, SIGTERM raises KeyboardInterrupt in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class JobProgress(Listener):
+    """Tells after every step how much is done, 0 … 1, and a note for a person."""
+
+    def __init__(self, tell: Callable[[float, str], None]) -> None:
+        self.tell = tell
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        self.total = max(1, recipe.epochs * steps)
+        self.steps = steps
+
+    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
+        share = (epoch * self.steps + step) / self.total
+        self.tell(share, f"epoch {epoch + 1} · loss {loss:.3f}")
 
 
 def run_locally(tally: Tally, *, workers: int = 1, threads: int | None = None) -> None:
@@ -110,3 +199,59 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+Engine = Literal["local", "ray"]
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    engine: Engine = "local",
+    workers: int = 1,
+    threads: int | None = None,
+    watcher: Watcher | None = None,
+    address: str | None = None,
+    cpus_per_job: float = 1,
+    gpus_per_job: float = 0,
+    shared: str | None = None,
+) -> list[Outcome]:
+    """Do all jobs; those that are done are only read. Gives what was found, in order.
+
+    A job that fails does not stop the others; in the end the failures are one error. Ctrl-C and
+    SIGTERM let the jobs that run save, and raise `InterruptedTraining`. Results do not depend on
+    the engine, only on `threads`, those of each job.
+
+    "local" runs jobs in this process, or in `workers` processes. "ray" runs them on the Ray cluster
+    at `address` ("auto", or HOST:PORT; None starts one of its own on this machine), each with
+    `cpus_per_job` and `gpus_per_job`, and again where a worker or a node dies. There the jobs'
+    folders must be on a file system that all nodes share, or `shared` be the URL (of any kind that
+    fsspec knows) of one.
+    """
+    if engine not in get_args(Engine):
+        raise EngineError(f"engine {engine!r} is not one of {', '.join(get_args(Engine))}")
+    each = threads_of_a_job(engine, workers, threads, cpus_per_job)
+    tally = Tally(jobs, watcher)
+    try:
+        if engine == "ray":
+            from polymask.benchmarks.ray import RayOptions, Share, run_on_ray
+
+            share = Share(cpus_per_job, gpus_per_job)
+            run_on_ray(tally, RayOptions(share, address, each, shared))
+        else:
+            run_locally(tally, workers=workers, threads=each)
+    except (KeyboardInterrupt, InterruptedTraining) as stopped:
+        raise InterruptedTraining(
+            f"stopped with {len(tally.outcomes)} of {len(jobs)} jobs done; those that ran have "
+            "saved: run the same again to go on"
+        ) from stopped
+    return tally.result()
+
+
+def threads_of_a_job(engine: Engine, workers: int, threads: int | None, cpus_per_job: float = 1) -> int:
+    """How many threads each job runs with: those asked for, or its share of the cores."""
+    if threads is not None:
+        return threads
+    if engine == "ray":
+        return max(1, int(cpus_per_job))
+    return max(1, torch.get_num_threads() // max(1, workers))

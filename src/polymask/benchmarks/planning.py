@@ -11,7 +11,6 @@ from torch import nn
 
 from polymask._version import __version__
 from polymask.benchmarks.jobs import BaseName, Job, load_domain_data
-from polymask.benchmarks.protocol import Protocol, deviations
 from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, read_record
 from polymask.benchmarks.search import (
     Ladder,
@@ -23,18 +22,17 @@ from polymask.benchmarks.search import (
     trials_of,
     with_values,
 )
-from polymask.benchmarks.suites import Suite
+from polymask.benchmarks.suites import Protocol, Suite, deviations
 from polymask.core.base import Base, load_base
 from polymask.core.domain import skeleton
 from polymask.data.cache import cache_splits, shrink_for
 from polymask.data.images import DomainData
 from polymask.data.loader import Loader
-from polymask.data.transforms import eval_transform
+from polymask.data.preprocess import eval_transform
 from polymask.errors import BenchmarkError, near_matches
 from polymask.library.model import check_name
-from polymask.train.method_text import MethodText, read_method
 from polymask.train.predict import accuracy, own_network
-from polymask.train.recipe import Recipe
+from polymask.train.recipe import MethodText, Recipe, read_method
 from polymask.train.state import plain
 
 DOWN, UP = "down", "up"

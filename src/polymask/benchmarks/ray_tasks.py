@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from polymask._version import __version__
-from polymask.benchmarks.job_progress import JobProgress
 from polymask.benchmarks.jobs import BaseName, Job, load_domain_data, run_job
+from polymask.benchmarks.local import JobProgress
 from polymask.benchmarks.shared_folder import Mirror, SharedFolder
 from polymask.errors import EngineError, InterruptedTraining, PolymaskError
 from polymask.train.fit import Listener, Together

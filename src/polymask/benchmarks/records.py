@@ -1,4 +1,6 @@
-"""What a benchmark's runs leave on disk, as plain numbers: needs no torch.
+"""What a benchmark's runs leave on disk, as plain numbers, and how a table's rows are called. Needs no torch.
+
+What a benchmark's runs leave on disk, as plain numbers: needs no torch.
 
 The layout, with a job for each domain, or one for all where a method cannot treat them alone:
 
@@ -8,19 +10,99 @@ The layout, with a job for each domain, or one for all where a method cannot tre
         result.json                     what it found: a job that has it is done
         log.jsonl                       its epochs, as they came
         packs/DOMAIN.safetensors
+
+How far masks moved: the share of their bits that are not as they started.
+
+A mask that stays where it started is a constant. What its row reaches is then due to its norms and
+its head, and says nothing of masks.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from polymask.errors import BenchmarkError
 from polymask.pack.format import write_atomically
-from polymask.report.results import LayerStatistics
+
+ARROWS = {"": "", "down": " ↓", "up": " ↑"}
+
+_LABELS = {
+    "affine-full": "Full",
+    "affine-full-channel": "Full, channel-wise",
+    "affine-full-no-k1": "Full, no bias",
+    "affine-full-no-k2": "Full, no k2",
+    "affine-full-sigmoid": "Full, sigmoid",
+    "affine-simple": "Simple",
+    "affine-simple-no-k1": "Simple, no bias",
+    "affine-simple-sigmoid": "Simple, sigmoid",
+    "ba2": "BA²",
+    "ba2-25": "BA² 25 %",
+    "ba2-50": "BA² 50 %",
+    "ba2-75": "BA² 75 %",
+    "bitdelta": "BitDelta",
+    "bn-only": "BN only",
+    "classifier-only": "Classifier only",
+    "covnorm": "CovNorm",
+    "dan": "DAN",
+    "dan-diagonal": "DAN, diagonal",
+    "ewc": "EWC",
+    "finetune": "Individual",
+    "lora-conv": "LoRA",
+    "lwf": "LwF",
+    "mtan": "MTAN",
+    "pa-svd": "PA-SVD",
+    "packnet": "PackNet",
+    "parallel-adapter": "PA",
+    "piggyback": "Piggyback",
+    "piggyback-bn": "Piggyback BN",
+    "piggyback-star": "Piggyback*",
+    "piggyback-star-bn": "Piggyback* BN",
+    "piggyback-star-bn-k1": "Piggyback* BN, k1",
+    "progressive": "Progressive",
+    "series-adapter": "RA",
+    "series-adapter-decay": "RA-decay",
+    "series-adapter-joint": "RA-joint",
+    "series-adapter-n": "RA-N",
+    "spottune": "SpotTune",
+}
+
+
+def label_of(method: str, direction: str = "") -> str:
+    """("packnet", "down") -> "PackNet ↓"; ("ba2:norms=own", "") -> "BA² (norms=own)".
+
+    A method that has no other name keeps its own.
+    """
+    name, _, options = method.partition(":")
+    options = f" ({options.replace(':', ', ')})" if options else ""
+    return f"{_LABELS.get(name, name)}{options}{ARROWS.get(direction, f' {direction}')}"
+
 
 PLAN, RESULT = "plan.json", "result.json"
+
+
+@dataclass(frozen=True)
+class EpochPoint:
+    """One epoch of training: its mean loss, then the accuracy in percent, mostly on validation."""
+
+    epoch: int
+    loss: float
+    val_accuracy: float
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """One site's mask and scalars at a glance; scalars of channels are averaged."""
+
+    site: str
+    kind: str  # linear, pointwise, depthwise or conv
+    depth: int  # 0 is the first site that the domain transforms
+    weights: int
+    density: float  # the share of ones in the mask, 0 … 1
+    k1: float
+    k2: float
+    k3: float
 
 
 @dataclass(frozen=True)
@@ -207,3 +289,40 @@ def read_record(path: Path) -> dict[str, Any]:
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+LEAST_MOVED = 0.001
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Bits of masks that are not as they started, and how many there are."""
+
+    flipped: int
+    masked: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.flipped / self.masked
+
+    @property
+    def is_still(self) -> bool:
+        """Whether so few bits moved that nothing follows for the masks."""
+        return self.share < LEAST_MOVED
+
+
+def movement(found: Iterable[DomainOutcome]) -> Movement | None:
+    """Of all these masks together; None where there are none, or nobody counted."""
+    counted = [(one.flipped, one.masked) for one in found if one.flipped is not None and one.masked]
+    masked = sum(bits or 0 for _, bits in counted)
+    return Movement(sum(bits for bits, _ in counted), masked) if masked else None
+
+
+def still_remark(still: Sequence[str], domains: int) -> str:
+    """What a reader must know of a row whose masks did not move on some of its domains."""
+    if not still:
+        return ""
+    if len(still) == domains:
+        return "its masks did not move: it is its norms and head"
+    return f"its masks did not move on {', '.join(still)}: there it is its norms and head"

@@ -1,4 +1,6 @@
-"""The score of both benchmarks, with the interval that rounded accuracies leave open.
+"""The score of both benchmarks, what it is measured against, and the accuracies that it is made of.
+
+The score of both benchmarks, with the interval that rounded accuracies leave open.
 
     S   = sum over domains d of  alpha_d · max(0, E_d^max − E_d)²
     S_p = S / #Params
@@ -8,12 +10,16 @@ So a domain gives 250 points at the reference's accuracy, 1000 without any error
 twice the reference's error on.
 """
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
-from polymask.benchmarks.domains import Benchmark, get_benchmark
+from polymask.benchmarks.records import Plan
+from polymask.benchmarks.suites import BENCHMARKS, DECATHLON, Benchmark, get_benchmark
 from polymask.errors import BenchmarkError
 
 
@@ -117,3 +123,184 @@ def _half_unit(decimals: int | None) -> float:
     if decimals < 0:
         raise BenchmarkError(f"{decimals} decimals make no sense; give 0 or more")
     return float(f"5e-{decimals + 1}")
+
+
+_PARTS = ("accuracy", "reference", "params")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Accuracies in percent by name of domain, and the decimals that they are written with."""
+
+    values: dict[str, float]
+    decimals: int
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """What a file says of one system."""
+
+    accuracy: Row
+    reference: Row | None = None
+    params: float | None = None
+
+
+def read_accuracies(path: str | Path) -> Accuracies:
+    """Read `{domain: percent}` or `{"accuracy": {…}, "reference": {…}, "params": 1.17}`.
+
+    A row has the decimals of its longest number, since writers of JSON drop a last zero.
+    """
+    path = Path(path)
+    content = _read(path)
+    if "accuracy" not in content:
+        content = {"accuracy": content}
+    for name in content:
+        if name not in _PARTS:
+            raise BenchmarkError(
+                f'{path}: {name!r} has no meaning beside "accuracy"; there may be "reference" and "params"'
+            )
+    params = content.get("params")
+    if params is not None and not isinstance(params, Decimal):
+        raise BenchmarkError(f"{path}: params must be a number, as 1.17")
+    return Accuracies(
+        _row(path, content["accuracy"], "accuracy"),
+        _row(path, content["reference"], "reference") if "reference" in content else None,
+        None if params is None else float(params),
+    )
+
+
+def _row(path: Path, content: Any, what: str) -> Row:
+    if not isinstance(content, dict) or not content:
+        raise BenchmarkError(f"{path}: {what} must give a percentage for each domain by its name")
+    for name, value in content.items():
+        if not isinstance(value, Decimal):
+            raise BenchmarkError(f"{path}: the {what} of {name!r} must be a number, as 82.4")
+    if 0 < max(content.values()) <= 1:
+        raise BenchmarkError(f"{path}: no {what} is above 1, so they look like fractions; give percent, 82.4 for 0.824")
+    values = {name: float(value) for name, value in content.items()}
+    return Row(values, max(_decimals(value) for value in content.values()))
+
+
+def _decimals(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)  # JSON has no NaN, and the reader below refuses it
+    return max(0, -exponent)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(
+            path.read_text(encoding="utf-8"),
+            parse_float=Decimal,
+            parse_int=Decimal,
+            parse_constant=_refuse,
+            object_pairs_hook=_no_name_twice,
+        )
+    except OSError as error:
+        raise BenchmarkError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise BenchmarkError(f"{path} is not JSON that can be scored: {error}") from error
+    if not isinstance(content, dict):
+        raise BenchmarkError(f'{path} must be a JSON object, as {{"aircraft": 52.8, …}}')
+    return content
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The benchmark to score by, or None and `remark` says why there is none.
+
+    `whole` holds where the runs have every domain of a published benchmark. `official` holds where
+    the reference is its organisers', else it is the individual networks of the runs.
+    """
+
+    benchmark: Benchmark | None
+    accuracy: Mapping[str, float] | None
+    whole: bool
+    official: bool
+    remark: str
+
+
+def find_reference(plan: Plan, columns: Sequence[str], individual: Mapping[str, float] | None) -> Reference:
+    """Choose the reference for a plan's columns.
+
+    `individual` has the mean accuracies of the individual networks, as far as they are done; None
+    where the plan has none.
+    """
+    whole = is_whole(plan.benchmark, columns)
+    if whole and plan.benchmark == DECATHLON.name:
+        return Reference(
+            DECATHLON,
+            DECATHLON.reference,
+            whole=True,
+            official=True,
+            remark="The score is measured against the organisers' networks, over all ten domains.",
+        )
+    trouble = _trouble(columns, individual)
+    if trouble or individual is None:
+        return Reference(None, None, whole, official=False, remark=f"No score: {trouble}")
+    remark = "The score is measured against the individual networks (finetune) of these runs"
+    counted = f"{len(columns)} domain{'s' if len(columns) != 1 else ''}"
+    if whole:
+        remark += f", over all {len(columns)} domains of {plan.benchmark}."
+        benchmark = BENCHMARKS[plan.benchmark]
+    else:
+        remark += f", over {counted}{_of_how_many(plan.benchmark, columns)}."
+        benchmark = Benchmark(plan.benchmark, dict.fromkeys(columns, ()))
+    return Reference(benchmark, individual, whole, official=False, remark=remark)
+
+
+def canonical(benchmark: Benchmark, name: str) -> str | None:
+    """What a benchmark calls a domain, or None if it has no such domain."""
+    try:
+        return benchmark.find(name)
+    except BenchmarkError:
+        return None
+
+
+def is_whole(benchmark: str, columns: Sequence[str]) -> bool:
+    """Whether the columns are, each once, the domains of a published benchmark."""
+    known = BENCHMARKS.get(benchmark)
+    if known is None:
+        return False
+    names = [canonical(known, column) for column in columns]
+    return len(names) == len(known.domains) and set(names) == set(known.domains)
+
+
+def _trouble(columns: Sequence[str], individual: Mapping[str, float] | None) -> str:
+    if individual is None:
+        return "it is measured against individual networks, and these runs have no finetune. Add it to --methods."
+    lacking = [column for column in columns if column not in individual]
+    if lacking:
+        return f"the individual networks (finetune) have no accuracy on {', '.join(lacking)} yet."
+    perfect = [column for column in columns if individual[column] == 100]
+    if perfect:
+        return (
+            f"the individual networks (finetune) have no error on {', '.join(perfect)}, so nothing "
+            "can be measured against them."
+        )
+    return ""
+
+
+def _of_how_many(name: str, columns: Sequence[str]) -> str:
+    known = BENCHMARKS.get(name)
+    if known is None:
+        return f" of {name}, which is no published benchmark: it compares the rows of this table only"
+    names = {column: canonical(known, column) for column in columns}
+    lacking = [domain for domain in known.domains if domain not in names.values()]
+    foreign = [column for column, domain in names.items() if domain is None]
+    told = [f"without {', '.join(lacking)}"] if lacking else []
+    told += [f"with {', '.join(foreign)}"] if foreign else []
+    return f", not the {len(known.domains)} of {name} ({'; '.join(told)}): it cannot be compared with published scores"

@@ -17,8 +17,7 @@ from polymask.benchmarks.records import Outcome, Trial, Tuned
 from polymask.core.base import Base
 from polymask.core.domain import skeleton
 from polymask.errors import BenchmarkError
-from polymask.train.method_text import MethodText, read_method, read_value, write_value
-from polymask.train.recipe import Recipe
+from polymask.train.recipe import MethodText, Recipe, read_method, read_value, write_value
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,131 @@
-"""Which domains a benchmark has in a folder, and what the paper does with them."""
+"""The two benchmarks: their domains, which of them a folder has, and how they are run.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+How a benchmark is run: the paper's way unless asked otherwise, and what was asked otherwise.
+
+Selection says which epoch counts, and what is trained on:
+
+* `last`: train and val together, the last epoch. The paper's way on the decathlon, where the
+  schedule was found on val; ImageNet-to-Sketch has no val, and the paper names none.
+* `val`: the best epoch on val, which is not trained on.
+* `test`: the best epoch on test, as Piggyback's published code does. It flatters.
+
+Crops are those of a test image whose logits are averaged: 1 (the centre), 5, 10, or `submission`
+(10 where a domain may be mirrored and 5 where not, as in code of the authors' circle). The paper
+does not say; 1 is the default.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self, TypeVar, get_args
 
-from polymask.benchmarks.domains import BENCHMARKS, DECATHLON, IMAGENET_TO_SKETCH, Benchmark
 from polymask.errors import BenchmarkError, near_matches
+from polymask.train.recipe import Recipe, get_recipe
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark's domains, in the order of the paper's table.
+
+    `spellings` gives for each domain its other names, as `_key` writes them. `reference` holds the
+    accuracies, in percent, that the score measures against; where it is None they belong to the
+    backbone, and come with the accuracies that are to be scored.
+    """
+
+    name: str
+    spellings: Mapping[str, tuple[str, ...]]
+    reference: Mapping[str, float] | None = None
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains' names."""
+        return tuple(self.spellings)
+
+    def find(self, name: str) -> str:
+        """The domain that a name stands for; case, blanks and punctuation do not matter."""
+        key = _key(name)
+        for domain, others in self.spellings.items():
+            if key == _key(domain) or key in others:
+                return domain
+        raise BenchmarkError(f"{name!r} is no domain of {self.name}; {near_matches(name, self.domains)}")
+
+    def arrange(self, values: Mapping[str, Value], what: str) -> dict[str, Value]:
+        """The values by domain, in the benchmark's order: one for each domain, by whatever name."""
+        names: dict[str, str] = {}
+        for name in values:
+            domain = self.find(name)
+            if domain in names:
+                raise BenchmarkError(
+                    f"a {what} is given for {names[domain]!r} and {name!r}, which are both {domain}; keep one"
+                )
+            names[domain] = name
+        lacking = [domain for domain in self.domains if domain not in names]
+        if lacking:
+            raise BenchmarkError(
+                f"no {what} is given for {', '.join(lacking)}; the score of {self.name} is over "
+                f"all {len(self.domains)} domains"
+            )
+        return {domain: values[names[domain]] for domain in self.domains}
+
+
+def get_benchmark(name: str) -> Benchmark:
+    """The benchmark of this name."""
+    if name not in BENCHMARKS:
+        raise BenchmarkError(f"benchmark {name!r} is not known; {near_matches(name, BENCHMARKS)}")
+    return BENCHMARKS[name]
+
+
+def _key(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+_IMAGENET = ("imagenet", "imnet", "imagenet12", "imagenet2012", "ilsvrc12", "ilsvrc2012")
+_FLOWERS = ("flowers", "flower", "flwr", "flowers102", "oxfordflowers", "vggflowers")
+
+IMAGENET_TO_SKETCH = Benchmark(
+    "imagenet-to-sketch",
+    {
+        "ImageNet": _IMAGENET,
+        "CUBS": ("cub", "cub200", "cub2002011", "cubscropped", "birds"),
+        "Stanford Cars": ("cars", "stanfordcarscropped", "carscropped"),
+        "Flowers": _FLOWERS,
+        "WikiArt": ("wikiart195", "paintings"),
+        "Sketch": ("sketches", "tuberlin", "tuberlinsketch"),
+    },
+)
+
+DECATHLON = Benchmark(
+    "decathlon",
+    {
+        "imagenet12": _IMAGENET,
+        "aircraft": ("airc", "fgvcaircraft", "aircrafts"),
+        "cifar100": ("c100", "cifar"),
+        "daimlerpedcls": ("dped", "daimler", "daimlerped", "pedestrians"),
+        "dtd": ("textures", "describabletextures"),
+        "gtsrb": ("gtsr", "trafficsigns"),
+        "vgg-flowers": _FLOWERS,
+        "omniglot": ("oglt", "ogl"),
+        "svhn": ("housenumbers",),
+        "ucf101": ("ucf",),
+    },
+    reference={  # the organisers' networks, one fine-tuned for each domain, to two decimals
+        "imagenet12": 59.87,
+        "aircraft": 60.34,
+        "cifar100": 82.12,
+        "daimlerpedcls": 92.82,
+        "dtd": 55.53,
+        "gtsrb": 97.53,
+        "vgg-flowers": 81.41,
+        "omniglot": 87.69,
+        "svhn": 96.55,
+        "ucf101": 51.20,
+    },
+)
+
+BENCHMARKS = {benchmark.name: benchmark for benchmark in (DECATHLON, IMAGENET_TO_SKETCH)}
+
 
 DEMO = ("digits", "letters", "solar-cells")
 NAMED = (*BENCHMARKS, "demo")
@@ -95,3 +214,73 @@ def _folder(place: str) -> Suite:
 
 def _folders(root: Path) -> list[Path]:
     return sorted(c for c in root.iterdir() if c.is_dir() and not c.name.startswith("."))
+
+
+Selection = Literal["last", "val", "test"]
+Crops = Literal["1", "5", "10", "submission"]
+
+_PAPER_BASES = {
+    "imagenet-to-sketch": ("torchvision:resnet50", "torchvision:densenet121", "torchvision:vgg16"),
+    "decathlon": ("decathlon-wrn28",),
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A recipe, the rules of measuring, and how much of each domain is used."""
+
+    recipe: Recipe
+    selection: Selection = "last"
+    crops: Crops = "1"
+    limit: int | None = None  # training images of a domain
+    classes: tuple[tuple[str, int], ...] = ()  # domain ("" for all others), how many of it
+    labels: Path | None = None  # the organisers' labels of the decathlon's test images
+    searching: bool = False  # val stands for test, and is not trained on
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("selection", get_args(Selection)), ("crops", get_args(Crops))):
+            if getattr(self, name) not in allowed:
+                raise BenchmarkError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+
+    @property
+    def training(self) -> Recipe:
+        """The recipe with the selection's rule in it."""
+        rule = "last" if self.selection == "last" or self.searching else "best"
+        return get_recipe(self.recipe, selection=rule, train_on_val=False)
+
+    def classes_of(self, domain: str) -> int | None:
+        """How many of a domain's classes are used, if not all."""
+        counts = dict(self.classes)
+        return counts.get(domain, counts.get(""))
+
+    def crops_of(self, mirror: bool) -> int:
+        """The number of crops for a domain."""
+        if self.crops == "submission":
+            return 10 if mirror else 5
+        return int(self.crops)
+
+
+def deviations(suite: Suite, protocol: Protocol, base: str, notes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Where a run leaves the paper's protocol, a sentence each; none where there is no such."""
+    if suite.name not in BENCHMARKS:
+        return ()
+    found = []
+    if suite.lacking:
+        found.append(f"without {', '.join(suite.lacking)}: scores are not those of the benchmark")
+    if base not in _PAPER_BASES[suite.name]:
+        paper = ", ".join(_PAPER_BASES[suite.name])
+        found.append(f"base {base}; the paper has {paper}")
+    paper_recipe = get_recipe(suite.recipe)
+    for field in fields(Recipe):
+        then, now = getattr(paper_recipe, field.name), getattr(protocol.recipe, field.name)
+        if field.name not in ("name", "selection", "train_on_val") and then != now:
+            found.append(f"{field.name} {now}; the paper's recipe has {then}")
+    if protocol.selection != "last":
+        found.append(f"selection by {protocol.selection}; the paper's rule is the last epoch")
+    if protocol.crops != "1":
+        found.append(f"{protocol.crops} test crops instead of the centre")
+    if protocol.limit is not None:
+        found.append(f"at most {protocol.limit} training images a domain")
+    for domain, said in notes.items():
+        found += [f"{domain}: {note}" for note in said]
+    return tuple(found)

@@ -8,11 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from polymask.benchmarks.movement import Movement, movement, still_remark
-from polymask.benchmarks.naming import label_of
-from polymask.benchmarks.records import DomainOutcome, Outcome, Plan, Runs
-from polymask.benchmarks.reference import Reference, find_reference
-from polymask.benchmarks.score import Score, score
+from polymask.benchmarks.records import DomainOutcome, Movement, Outcome, Plan, Runs, label_of, movement, still_remark
+from polymask.benchmarks.score import Reference, Score, find_reference, score
 from polymask.errors import BenchmarkError
 
 

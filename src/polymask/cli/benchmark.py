@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.overrides import recipe_overrides
-from polymask.cli.verb import BaseVerb, table
+from polymask.cli.verb import BaseVerb, recipe_overrides, table
 from polymask.errors import BenchmarkError
 from polymask.train.recipe import get_recipe
 
@@ -84,8 +83,8 @@ class Benchmark(BaseVerb):
     changes: Changes = field(default_factory=Changes)
 
     def run(self) -> dict[str, Any]:
+        from polymask.benchmarks.findings import summarise
         from polymask.benchmarks.planning import conclude, final_jobs, make_plan, search_jobs
-        from polymask.benchmarks.summary import summarise
 
         request = self.request()
         plan = make_plan(request)
@@ -111,8 +110,8 @@ class Benchmark(BaseVerb):
 
     def _do(self, plan: "Plan", jobs: "list[Job]") -> "list[Outcome]":
         """Do jobs, while a table shows how they go."""
-        from polymask.benchmarks.running import run_jobs
-        from polymask.cli.live_table import LiveTable
+        from polymask.benchmarks.local import run_jobs
+        from polymask.cli.progress import LiveTable
 
         if not jobs:
             return []
@@ -132,11 +131,10 @@ class Benchmark(BaseVerb):
     def request(self) -> "Request":
         """What the options ask for."""
         from polymask.benchmarks.jobs import BaseName
+        from polymask.benchmarks.local import threads_of_a_job
         from polymask.benchmarks.planning import Request
-        from polymask.benchmarks.protocol import Protocol
-        from polymask.benchmarks.running import threads_of_a_job
         from polymask.benchmarks.search import read_ladder
-        from polymask.benchmarks.suites import find_suite
+        from polymask.benchmarks.suites import Protocol, find_suite
 
         suite = find_suite(self.benchmark, self.data)
         if self.domains is not None:
@@ -177,7 +175,7 @@ class Benchmark(BaseVerb):
         console.print(f"tables, figures and scores: polymask report {self.out}", style="dim")
 
     def _submit(self, jobs: list[Any]) -> list[str]:
-        from polymask.benchmarks.submitting import write_submissions
+        from polymask.benchmarks.submission import write_submissions
 
         return [str(path) for path in write_submissions(jobs, self.out)]
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.overrides import given, recipe_overrides
-from polymask.cli.verb import BaseVerb, table
+from polymask.cli.verb import BaseVerb, given, recipe_overrides, table
 from polymask.errors import DomainError, PolymaskError
 from polymask.train.recipe import Recipe, get_recipe
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from polymask._version import __version__
+from polymask.benchmarks.jobs import layer_statistics
+from polymask.benchmarks.records import EpochPoint
 from polymask.core.accounting import bits_per_weight, component_bits
 from polymask.core.base import Base, fingerprint, load_base
 from polymask.core.domain import Domain
@@ -23,14 +25,7 @@ from polymask.data.load import load_data
 from polymask.library.model import MultiDomainModel
 from polymask.pack.format import write_atomically
 from polymask.report.demo_page import write_demo_report
-from polymask.report.results import (
-    DemoResult,
-    DomainResult,
-    EpochPoint,
-    MethodResult,
-    Prediction,
-    layer_statistics,
-)
+from polymask.report.results import DemoResult, DomainResult, MethodResult, Prediction
 from polymask.train.fit import Listener
 from polymask.train.learn import Learned, Loaders, learn, make_loaders
 from polymask.train.predict import logits

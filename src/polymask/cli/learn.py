@@ -1,20 +1,173 @@
-"""Verbs that train: learn, demo."""
+"""Verbs that train from images to a file: learn, pretrain, demo."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import tyro
 
-from polymask.cli.overrides import given, recipe_overrides
-from polymask.cli.training import Places, TrainingVerb
-from polymask.cli.verb import BaseVerb, Verb, table
+from polymask.cli.verb import BaseVerb, Verb, given, recipe_overrides, table
+from polymask.errors import DomainError, PolymaskError
 from polymask.train.recipe import Recipe, get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from polymask.core.input import InputSpec
     from polymask.data.images import DomainData
+    from polymask.train.fit import Listener
+    from polymask.train.learn import Loaders
+    from polymask.train.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a training keeps what: its result, and its work folder beside it."""
+
+    result: Path
+
+    @property
+    def work(self) -> Path:
+        """The folder of the log and the checkpoint."""
+        return self.result.with_suffix(".run")
+
+    @property
+    def checkpoint(self) -> Path:
+        """What an interrupted run goes on from; gone when it is done."""
+        return self.work / "checkpoint.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """One JSON line for every epoch."""
+        return self.work / "log.jsonl"
+
+
+@dataclass(kw_only=True)
+class TrainingVerb(Verb):
+    """A command that trains on images and writes one file."""
+
+    data: str
+    """A folder (train/ val/ test/ of class folders, or class folders alone), decathlon:ROOT/NAME,
+    sketch:ROOT/SET, torchvision:NAME, hf:NAME, or digits, letters, solar-cells."""
+    seed: int = 0
+    """Rules the cut of the data, the start and the order of the images."""
+    limit: int | None = None
+    """At most so many training images."""
+    cache: Path | None = None
+    """A folder that keeps decoded images for the next run."""
+    resume: bool = False
+    """Go on where an interrupted run stopped."""
+    force: bool = False
+    """Replace the file of an earlier run."""
+    tensorboard: bool = False
+    """Write TensorBoard events beside the log."""
+
+    def __post_init__(self) -> None:
+        self.ranks: Ranks | None = None  # the processes that do this together, if several do
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes files and talks."""
+        return self.ranks is None or self.ranks.first
+
+    def say(self, message: str) -> None:
+        if self.leads:
+            super().say(message)
+
+    @abstractmethod
+    def target(self) -> Path:
+        """The file to write, once its name is known to be good."""
+
+    @abstractmethod
+    def chosen_recipe(self) -> Recipe:
+        """The recipe, with the fields that the options change."""
+
+    @abstractmethod
+    def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
+        """Train and write the file."""
+
+    @abstractmethod
+    def result(self, target: Path) -> dict[str, Any]:
+        """What the file says of itself."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.core.buffers import keep_freed_memory
+        from polymask.data.load import load_data
+
+        keep_freed_memory()
+        target = self.target()
+        places = Places(target)
+        if target.exists() and not self.force:
+            if not self.resume:
+                raise DomainError(f"{target} exists; choose another name, or --force to replace it")
+            if not places.checkpoint.exists():
+                self.say(f"{target} is there already: nothing to resume")
+                return self.result(target)
+        recipe = self.chosen_recipe()
+        data = load_data(self.data, seed=self.seed, limit=self.limit)
+        self.train(recipe, data, places)
+        if not self.leads:
+            return {}
+        places.checkpoint.unlink(missing_ok=True)
+        return self.result(target)
+
+    def announce(self, title: str, data: "DomainData", choices: str) -> None:
+        """Say what will be trained on which images."""
+        sizes = ", ".join(f"{len(split):,} {part}" for part, split in data.splits().items())
+        self.say(f"[bold]{title}[/]: {len(data.classes)} classes, {sizes} images\n{choices}")
+        for note in data.notes:
+            self.say(f"[dim]{note}[/]")
+
+    def prepare(self, places: Places) -> None:
+        """Make the work folder, and clear away what a run that was killed has left."""
+        from polymask.pack.format import remove_leftovers
+
+        if not self.leads:
+            return
+        try:
+            places.work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PolymaskError(f"{places.work} cannot be made: {error.strerror}") from error
+        for file in (places.result, places.checkpoint):
+            remove_leftovers(file)
+        if not self.resume:
+            for file in (places.checkpoint, places.log):
+                file.unlink(missing_ok=True)
+
+    def loaders(self, data: "DomainData", spec: "InputSpec", recipe: Recipe) -> "Loaders":
+        """The batches, made while a bar shows how many images have been read."""
+        from rich.progress import Progress
+
+        from polymask.cli.progress import error_console
+        from polymask.train.learn import make_loaders
+
+        with Progress(console=error_console(), transient=True, disable=not self.leads) as bar:
+            task = bar.add_task("  reading images", total=None)
+            loaders = make_loaders(
+                data,
+                spec,
+                recipe,
+                seed=self.seed,
+                cache=self.cache,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        if self.leads:
+            self.say(f"[dim]images are ready at {loaders.train.throughput(0.5):,.0f} a second[/]")
+        return loaders
+
+    def listener(self, title: str, what: dict[str, Any], recipe: Recipe, places: Places) -> "Listener":
+        """A bar, a line for every epoch, and the log; `what` stands in the log's first line."""
+        from polymask.cli.progress import LiveProgress, TensorBoardLog
+        from polymask.train.fit import EpochLog, Listener, Together
+
+        if not self.leads:
+            return Listener()
+        header = {"name": title} | what | {"seed": self.seed, "data": self.data}
+        log = EpochLog(places.log, header | {"recipe": recipe.to_json()})
+        extra = [TensorBoardLog(places.work)] if self.tensorboard else []
+        return Together(LiveProgress(title), log, *extra)
+
 
 Overrides: Any = recipe_overrides("Overrides", without=("name",))
 
@@ -60,7 +213,7 @@ class Learn(TrainingVerb, BaseVerb):
         return self.out / f"{self.name}.safetensors"
 
     def chosen_recipe(self) -> Recipe:
-        from polymask.train.method_text import read_method
+        from polymask.train.recipe import read_method
 
         text = read_method(self.method)
         recipe = get_recipe(text.recipe_name or self.recipe, **given(self.overrides))
@@ -69,7 +222,7 @@ class Learn(TrainingVerb, BaseVerb):
     def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
         from polymask.methods.affine.kernels import set_kernels
         from polymask.train.learn import learn
-        from polymask.train.method_text import method_by, read_method
+        from polymask.train.recipe import method_by, read_method
 
         if self.kernels is not None:
             set_kernels(self.kernels)
@@ -136,7 +289,7 @@ class Demo(Verb):
     def run(self) -> dict[str, Any]:
         from polymask.cli.demo import headline, run_demo
         from polymask.cli.progress import LiveBar, error_console
-        from polymask.core.allocation import keep_freed_memory
+        from polymask.core.buffers import keep_freed_memory
 
         keep_freed_memory()
         console = error_console()
@@ -163,3 +316,85 @@ class Demo(Verb):
             else "[bold red]✗ something changed: see the report[/]"
         )
         console.print(f"{result['seconds']:.0f} s · look at [bold]{result['report']}[/]")
+
+
+_FOR_DOMAINS = (
+    "name",
+    "weight_rate",
+    "head_optimiser",
+    "head_rate",
+    "head_momentum",
+    "norms",
+    "norm_momentum",
+    "norm_reestimate",
+)
+PretrainOverrides: Any = recipe_overrides("PretrainOverrides", without=_FOR_DOMAINS)
+
+
+@dataclass(kw_only=True)
+class Pretrain(TrainingVerb):
+    """Train a whole network from random weights on a folder of images, and write it as a base."""
+
+    net: tyro.conf.Positional[str]
+    """A built-in network, such as decathlon-wrn28; timm:NAME or torchvision:NAME."""
+    out: Path
+    """The base's file, FILE.safetensors: what --base takes afterwards."""
+    recipe: str = "pretrain"
+    """pretrain (the decathlon's: SGD 0.1, 120 epochs), another recipe's name, or a .toml file."""
+    device: str = "cpu"
+    """Where to compute."""
+    overrides: PretrainOverrides = field(default_factory=PretrainOverrides)
+
+    def target(self) -> Path:
+        from polymask.nets.base_file import check_path
+
+        check_path(self.out)
+        return self.out
+
+    def chosen_recipe(self) -> Recipe:
+        return get_recipe(self.recipe, **given(self.overrides))
+
+    def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
+        from polymask.nets.zoo import build
+        from polymask.train.learn import pretrain
+
+        _, spec = build(self.net, pretrained=False, device="meta")
+        self.announce(
+            self.net,
+            data,
+            f"recipe {recipe.name} ({recipe.epochs} epochs at {recipe.input(spec).side} px), seed "
+            f"{self.seed}, file {self.out}",
+        )
+        self.prepare(places)
+        trained = pretrain(
+            self.net,
+            data,
+            recipe,
+            loaders=self.loaders(data, spec, recipe),
+            seed=self.seed,
+            device=self.device,
+            checkpoint=places.checkpoint,
+            resume=self.resume,
+            listener=self.listener(self.net, {}, recipe, places),
+        )
+        trained.save(places.result)
+
+    def result(self, target: Path) -> dict[str, Any]:
+        from polymask.core.base import load_base
+        from polymask.nets.base_file import read_notes
+
+        notes = read_notes(target)
+        named = {"base": str(target), "net": notes.net, "class_count": len(notes.classes)}
+        named |= {"fingerprint": load_base(target).fingerprint}
+        return named | {"bytes": target.stat().st_size} | notes.metrics
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        accuracies = {name: result[f"{name}_accuracy"] for name in ("val", "test")}
+        rows = [
+            ["base", result["base"]],
+            *([f"{name} accuracy", "–" if value is None else f"{value:.2f} %"] for name, value in accuracies.items()),
+            ["size", f"{result['bytes']:,} bytes"],
+            ["fingerprint", result["fingerprint"][:12]],
+        ]
+        console.print(table("", "", rows=rows))
+        console.print(f"try: polymask learn NAME --data FOLDER --base {self.out}", style="dim")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from polymask.cli.pack_names import NamedPack
-from polymask.cli.verb import Verb, table
+from polymask.cli.verb import NamedPack, Verb, table
 
 if TYPE_CHECKING:
     from rich.console import Console

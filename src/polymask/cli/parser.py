@@ -1,13 +1,22 @@
-"""From the words of a command to its verb. Imports no torch, and no verb but the one asked for."""
+"""From the words of a command to its verb; completion scripts. Imports no torch, and no verb but the one asked for."""
 
-from collections.abc import Iterator, Mapping
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
 from polymask.cli.verb import Verb
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Verbs(Mapping[str, type[Verb]]):
@@ -32,21 +41,21 @@ VERBS = Verbs(
     demo=("learn", "Demo"),
     learn=("learn", "Learn"),
     convert=("convert", "Convert"),
-    pretrain=("pretrain", "Pretrain"),
+    pretrain=("learn", "Pretrain"),
     evaluate=("use", "Evaluate"),
     predict=("use", "Predict"),
     list=("packs", "List"),
     show=("packs", "Show"),
     merge=("use", "Merge"),
-    export=("export", "Export"),
-    push=("push", "Push"),
+    export=("use", "Export"),
+    push=("use", "Push"),
     methods=("packs", "Methods"),
     account=("packs", "Account"),
-    score=("score", "ScoreVerb"),
+    score=("report", "ScoreVerb"),
     benchmark=("benchmark", "Benchmark"),
     serve=("serve", "Serve"),
     report=("report", "Report"),
-    completion=("completion", "Completion"),
+    completion=("parser", "Completion"),
 )
 DESCRIPTION = (
     "One pretrained network, many visual domains, about one bit per weight each. "
@@ -78,3 +87,206 @@ def parse(arguments: list[str]) -> Verb:
 
 def _first_line(verb: type[Verb]) -> str:
     return (verb.__doc__ or "").strip().splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a verb, or what it is given by its place."""
+
+    name: str  # as it is typed, without dashes
+    meaning: str
+    by_place: bool
+    is_flag: bool  # takes no value
+    words: tuple[str, ...]  # the values that it can have, where they are few
+
+
+@cache
+def options_of(verb: type[Verb]) -> tuple[Option, ...]:
+    """All options of a verb, those of nested groups too."""
+    return (*_options(verb), Option("help", "Show what the verb takes.", False, True, ()))
+
+
+def _options(kind: type) -> Iterator[Option]:
+    hints, meanings = get_type_hints(kind, include_extras=True), meanings_of(kind)
+    for field in fields(kind):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from _options(hint)  # type: ignore[arg-type]
+            continue
+        by_place, value = taken_apart(hint)
+        yield Option(
+            name=field.name.replace("_", "-"),
+            meaning=meanings.get(field.name, ""),
+            by_place=by_place,
+            is_flag=value is bool,
+            words=tuple(map(str, get_args(value))) if get_origin(value) is Literal else (),
+        )
+
+
+def taken_apart(hint: Any) -> tuple[bool, Any]:
+    """Whether an option is known by its place, and the type of its value."""
+    by_place = get_origin(hint) is Annotated and "Positional" in repr(hint.__metadata__)
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(inner for inner in get_args(hint) if inner is not type(None))
+    return by_place, hint
+
+
+def meanings_of(kind: type) -> dict[str, str]:
+    """What is written below the fields of a class and of those that it comes from."""
+    found: dict[str, str] = {}
+    for home in reversed(kind.__mro__):
+        if is_dataclass(home) and home.__module__ != "types":  # made ones have no source
+            found |= dict(_written_below(home))
+    return found
+
+
+def _written_below(kind: type) -> Iterator[tuple[str, str]]:
+    """(field, the string that follows it) in the source of one class."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield field.target.id, " ".join(str(after.value.value).split())
+
+
+Shell = Literal["bash", "zsh", "fish"]
+
+_BASH = """\
+# Completion of polymask, for ~/.bashrc:  source <(polymask completion bash)
+# Where nothing of ours fits, the shell offers files.
+_polymask_domains() {
+  local folder=library place=1 file
+  while [ "$place" -lt "$COMP_CWORD" ]; do
+    if [ "${COMP_WORDS[place]}" = --library ]; then folder="${COMP_WORDS[place+1]}"; fi
+    place=$((place + 1))
+  done
+  for file in "$folder"/*.safetensors; do
+    if [ -e "$file" ]; then file="${file##*/}"; echo "${file%.safetensors}"; fi
+  done
+}
+_polymask() {
+  local IFS=$'\\n' word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
+  local options= valued= places= values=
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W $'VERBS' -- "$word"))
+    return 0
+  fi
+  case "${COMP_WORDS[1]}" in
+CASES
+  esac
+  case "${COMP_WORDS[1]} $before" in
+VALUES
+  esac
+  if [ -n "$values" ]; then
+    COMPREPLY=($(compgen -W "$values" -- "$word"))
+    return 0
+  fi
+  case " $valued " in *" $before "*) return 0 ;; esac
+  case "$word" in
+    -*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
+    *) if [ "$places" = DOMAINS ]; then places="$(_polymask_domains)"; fi
+       COMPREPLY=($(compgen -W "$places" -- "$word")) ;;
+  esac
+  return 0
+}
+complete -o default -F _polymask polymask
+"""
+_ZSH = """\
+# Completion of polymask, for ~/.zshrc:  source <(polymask completion zsh)
+whence compdef >/dev/null || { autoload -U compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+"""
+_FISH = """\
+# Completion of polymask: polymask completion fish > ~/.config/fish/completions/polymask.fish
+complete -c polymask -n __fish_use_subcommand -f -l version -d 'Say what is installed'
+complete -c polymask -n __fish_use_subcommand -f -l help -d 'List the verbs'
+"""
+_FISH_DOMAINS = "(for file in library/*.safetensors; basename $file .safetensors; end)"
+
+
+@dataclass(kw_only=True)
+class Completion(Verb):
+    """Print a completion script for a shell."""
+
+    shell: tyro.conf.Positional[Shell]
+    """bash, zsh or fish; the script's first line says where it goes."""
+
+    def run(self) -> dict[str, Any]:
+
+        return {"shell": self.shell, "script": SCRIPTS[self.shell](VERBS)}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        print(result["script"], end="")  # rich would wrap it
+
+
+def bash_script(verbs: Mapping[str, type[Verb]]) -> str:
+    """Completion for bash."""
+    cases, values = [], []
+    for name, verb in verbs.items():
+        found = options_of(verb)
+        named = [option for option in found if not option.by_place]
+        flags = _lines(f"--{option.name}" for option in named)
+        valued = " ".join(f"--{option.name}" for option in named if not option.is_flag)
+        places = "DOMAINS" if _takes_domain(found) else _lines(_words_by_place(found))
+        cases.append(f"    {name}) options=$'{flags}' valued='{valued}' places=$'{places}' ;;")
+        for option in named:
+            if option.words:
+                words = _lines(option.words)
+                values.append(f"    '{name} --{option.name}') values=$'{words}' ;;")
+    script = _BASH.replace("VERBS", _lines([*verbs, "--help", "--version"]))
+    return script.replace("CASES", "\n".join(cases)).replace("VALUES", "\n".join(values))
+
+
+def zsh_script(verbs: Mapping[str, type[Verb]]) -> str:
+    """Completion for zsh, which runs bash's."""
+    return _ZSH + bash_script(verbs).partition("\n")[2]
+
+
+def fish_script(verbs: Mapping[str, type[Verb]]) -> str:
+    """Completion for fish."""
+    lines = []
+    for name, verb in verbs.items():
+        about = (verb.__doc__ or "").strip().splitlines()[0]
+        lines.append(f"-n __fish_use_subcommand -f -a {name} -d {_quoted(about)}")
+        found, seen = options_of(verb), f"-n '__fish_seen_subcommand_from {name}'"
+        for option in (option for option in found if not option.by_place):
+            takes = "-f" if option.is_flag else "-r"
+            if option.words:
+                takes = f"-x -a {_quoted(' '.join(option.words))}"
+            meaning = f" -d {_quoted(option.meaning)}" if option.meaning else ""
+            lines.append(f"{seen} {takes} -l {option.name}{meaning}")
+        if _takes_domain(found):
+            lines.append(f"{seen} -a {_quoted(_FISH_DOMAINS)}")
+        if words := _words_by_place(found):
+            lines.append(f"{seen} -f -a {_quoted(' '.join(words))}")
+    return _FISH + "".join(f"complete -c polymask {line}\n" for line in lines)
+
+
+SCRIPTS: dict[str, Callable[[Mapping[str, type[Verb]]], str]] = {
+    "bash": bash_script,
+    "zsh": zsh_script,
+    "fish": fish_script,
+}
+
+
+def _takes_domain(options: tuple[Option, ...]) -> bool:
+    """Whether the verb takes the name of a domain in a library."""
+    places = {option.name for option in options if option.by_place}
+    return "pack" in places and any(option.name == "library" for option in options)
+
+
+def _words_by_place(options: tuple[Option, ...]) -> list[str]:
+    return [word for option in options if option.by_place for word in option.words]
+
+
+def _lines(words: Any) -> str:
+    return "\\n".join(words)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""Verbs that use a domain: evaluate, predict, merge."""
+"""Verbs that use a domain: evaluate, predict, merge, export, push."""
 
 import glob
 from dataclasses import dataclass
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from polymask.cli.pack_names import NamedPack
-from polymask.cli.verb import BaseVerb, table
-from polymask.errors import DataError, DomainError
+from polymask.cli.verb import BaseVerb, NamedPack, table
+from polymask.errors import DataError, DomainError, ExportError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import Tensor
 
     from polymask.core.base import Base
     from polymask.core.domain import Domain
+    from polymask.core.input import InputSpec
 
 
 @dataclass(kw_only=True)
@@ -28,7 +29,7 @@ class PackVerb(NamedPack, BaseVerb):
     def open_domain(self) -> "tuple[Base, Domain]":
         """Load the pack and the base that it was made for."""
         from polymask.pack.format import inspect
-        from polymask.pack.loading import load_domain
+        from polymask.pack.storing import load_domain
 
         path = self.pack_path()
         base = self.open_base(self.base or inspect(path).manifest.base)
@@ -50,7 +51,7 @@ class Evaluate(PackVerb):
         from polymask.data.cache import cache_splits, shrink_for
         from polymask.data.load import load_data
         from polymask.data.loader import Loader
-        from polymask.data.transforms import eval_transform
+        from polymask.data.preprocess import eval_transform
         from polymask.train.predict import evaluate
 
         data = load_data(self.data, seed=self.seed)
@@ -148,7 +149,7 @@ class Merge(PackVerb):
 
 def find_images(patterns: list[str]) -> list[Path]:
     """The files that words of a command stand for; folders stand for the images in them."""
-    from polymask.data.folder import SUFFIXES
+    from polymask.data.folders import SUFFIXES
 
     found: list[Path] = []
     for pattern in patterns:
@@ -168,3 +169,104 @@ def find_images(patterns: list[str]) -> list[Path]:
 def _some(names: Any) -> str:
     names = list(names)
     return ", ".join(names[:4]) + (f" … {len(names)} in all" if len(names) > 4 else "")
+
+
+@dataclass(kw_only=True)
+class Export(PackVerb):
+    """Write a domain's network for other runtimes: ONNX or torch.export."""
+
+    onnx: Path | None = None
+    """The ONNX file to write."""
+    torch_export: Path | None = None
+    """The torch.export archive (.pt2) to write."""
+    with_normalisation: bool = False
+    """Put the scaling of pixels into the network: it takes uint8 images."""
+    images: list[str] | None = None
+    """Images to check the export with (files, folders, patterns), in place of made ones."""
+    no_check: bool = False
+    """Do not run the export beside PyTorch before it is written."""
+    force: bool = False
+    """Replace the file if it exists."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.conversion.export import export_domain
+
+        if (self.onnx is None) == (self.torch_export is None):
+            raise ExportError("give one file to write: --onnx FILE or --torch-export FILE")
+        if self.images and self.no_check:
+            raise ExportError("--images says what to check with, and --no-check not to; give one")
+        out = self.onnx or self.torch_export
+        assert out is not None
+        if out.exists() and not self.force:
+            raise ExportError(f"{out} exists; give another file, or --force to replace it")
+        files = find_images(self.images) if self.images else []
+        base, domain = self.open_domain()
+        self.say(f"exporting {self.pack}: {domain.method.name} on {base.name}, about a minute")
+        exported = export_domain(
+            base,
+            domain,
+            out,
+            "torch-export" if self.onnx is None else "onnx",
+            with_normalisation=self.with_normalisation,
+            images=read_pixels(files, domain.input) if files else None,
+            check=not self.no_check,
+            force=self.force,
+        )
+        return exported.to_json()
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        fed, given = result["description"]["input"], result["description"]["output"]
+        shapes = [" × ".join(map(str, part["shape"])) for part in (fed, given)]
+        opset = f", opset {result['opset']}" if result["opset"] else ""
+        console.print(f"{result['file']}: {result['bytes']:,} bytes{opset}")
+        console.print(f"{fed['name']}: {fed['type']} {shapes[0]}; {given['name']}: {shapes[1]}")
+        if result["checked_images"]:
+            console.print(f"checked on {result['checked_images']} images: within {result['difference']:.1e} of PyTorch")
+
+
+def read_pixels(files: list[Path], spec: "InputSpec") -> "Tensor":
+    """Image files as the pixels that a domain sees: uint8 (N, C, H, W)."""
+    from polymask.data.decode import decode
+    from polymask.data.preprocess import Feed
+
+    feed = Feed(spec)
+    crops = [feed.crop(decode(file, str(file), feed.shrink.side)) for file in files]
+    return feed.transform.pixels(crops)
+
+
+@dataclass(kw_only=True)
+class Push(PackVerb):
+    """Put a domain on the Hugging Face Hub, with a model card."""
+
+    repo: tyro.conf.Positional[str]
+    """USER/REPO; it is made if it is not there."""
+    name: str | None = None
+    """The pack's name in the repository; the repository's own where none is given."""
+    private: bool = False
+    """Make the repository private, if it is made."""
+    license: str | None = None
+    """The licence of the pack, as the Hub abbreviates it (apache-2.0, mit, …)."""
+    message: str | None = None
+    """What the commit says."""
+    revision: str | None = None
+    """The branch."""
+    force: bool = False
+    """Replace a pack of the same name."""
+
+    def run(self) -> dict[str, Any]:
+        base, domain = self.open_domain()
+        self.say(f"pushing {self.pack} ({domain.method.name} on {base.name}) to {self.repo}")
+        commit = domain.push_to_hub(
+            self.repo,
+            name=self.name,
+            private=self.private or None,
+            license=self.license,
+            message=self.message,
+            revision=self.revision,
+            force=self.force,
+        )
+        return {"repo": self.repo, "commit": commit, "load": f"hf:{self.repo}"}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        console.print(f"{result['commit']}", soft_wrap=True)
+        console.print(f"load it as {result['load']}", soft_wrap=True)

@@ -1,11 +1,16 @@
-"""What every verb has: where its results go, and how a base is named."""
+"""What verbs have in common: where results go, and how a base, a pack and the fields of a recipe are given."""
 
 import json
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
+
+import tyro
+
+from polymask.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,3 +83,40 @@ def table(*headings: str, rows: "list[list[str]]") -> Any:
     for row in rows:
         grid.add_row(*row)
     return grid
+
+
+def recipe_overrides(name: str, *, without: Collection[str]) -> Any:
+    """A dataclass of a recipe's fields but some, each None unless it is given."""
+    kept = [f for f in fields(Recipe) if f.name not in without]
+    options: Any = make_dataclass(
+        name,
+        [(f.name, Optional[f.type], None) for f in kept],  # noqa: UP045
+        kw_only=True,
+    )
+    options.__doc__ = "Fields of the recipe to change; each is as the recipe has it unless given."
+    return options
+
+
+def given(overrides: Any) -> dict[str, Any]:
+    """Those of the fields that were given."""
+    values = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class NamedPack(Verb):
+    """A command that needs a pack."""
+
+    pack: tyro.conf.Positional[Path]
+    """A pack's file, a domain's name in the library, or hf:USER/REPO on the Hugging Face Hub."""
+    library: Path = Path("library")
+    """Where a domain is looked for by its name."""
+
+    def pack_path(self) -> Path:
+        """The pack's file; one of the Hub is downloaded if the cache has not got it."""
+        from polymask.pack.hub import is_hub_name, local_pack
+
+        if is_hub_name(self.pack):
+            return local_pack(self.pack)
+        named = self.library / f"{self.pack}.safetensors"
+        return named if named.is_file() and not self.pack.is_file() else self.pack

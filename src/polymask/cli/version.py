@@ -1,10 +1,148 @@
-"""`polymask --version`: what is installed here, for a bug report. No torch unless --verbose."""
+"""`polymask --version`: what is installed here, for a bug report. No torch unless --verbose.
 
+What this installation is: the report that goes with a bug. Imports nothing heavy by itself.
+
+It names versions, hardware and settings, and no path, user or host.
+"""
+
+import ast
 import json
+import os
+import platform
+import re
+import shutil
+import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from polymask.cli.environment import report, torch_report
+from polymask._version import __version__
+
+CORE = ("torch", "numpy", "safetensors")
+_NOT_FOR_USERS = ("dev", "docs")  # extras of those who work on polymask itself
+SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "POLYMASK_KERNELS")
+_FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+_ARM_FEATURES = ("asimd", "sve", "bf16", "i8mm")
+
+
+def report() -> dict[str, Any]:
+    """Versions, machine and settings, without importing torch."""
+    return {
+        "polymask": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "processor": processor(),
+        "torch_build": torch_build(),
+        "compiler": compiler(),
+        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+        "packages": {name: installed(name) for name in CORE},
+        "extras": {extra: {n: installed(n) for n in names} for extra, names in optional_packages().items()},
+    }
+
+
+def torch_report() -> dict[str, Any]:
+    """What torch says of itself: this imports it."""
+    import torch
+
+    devices = [f"cpu ({torch.backends.cpu.get_cpu_capability()})"]
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        devices.append(f"cuda:{index} ({about.name}, {about.total_memory >> 20} MiB)")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return {
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def optional_packages() -> dict[str, list[str]]:
+    """The packages of every extra, as the installed polymask declares them."""
+    try:
+        declared = requires("polymask") or []
+    except PackageNotFoundError:  # run from its sources
+        declared = []
+    found: dict[str, list[str]] = {}
+    for line in declared:
+        match = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)['\"]", line)
+        if match and match[1] != "polymask" and match[2] not in _NOT_FOR_USERS:
+            found.setdefault(match[2], []).append(match[1])
+    return found
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed package; None if it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def processor() -> dict[str, Any]:
+    """The processor's name, its threads, and the instructions that speed depends on."""
+    details = _cpu_details()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    flags = set((details.get("flags") or details.get("Features") or "").split())
+    return {
+        "name": details.get("model name") or platform.processor() or platform.machine(),
+        "threads": os.cpu_count(),
+        "usable_threads": usable,
+        "features": [f for f in (*_FEATURES, *_ARM_FEATURES) if f in flags],
+    }
+
+
+def _cpu_details() -> dict[str, str]:
+    """What Linux says of the first processor; nothing elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    first = text.partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def torch_build() -> str | None:
+    """What torch was built for, read from its own version file: cpu, cuda, rocm or xpu."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        tree = ast.parse((Path(spec.origin).parent / "version.py").read_text())
+    except (OSError, SyntaxError):
+        return None
+    values: dict[str, Any] = {}
+    for node in tree.body:
+        target = getattr(node, "target", None) or next(iter(getattr(node, "targets", ())), None)
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+            values[target.id] = value.value
+    kinds = [f"{kind} {values[kind]}" for kind in ("cuda", "hip", "xpu") if values.get(kind)]
+    commit = str(values.get("git_version") or "")[:12]
+    return ", ".join([*(kinds or ["cpu"]), *([f"commit {commit}"] if commit else [])])
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch.compile would find: its name and version."""
+    names = [
+        os.environ.get("CXX", ""),
+        *(("cl",) if sys.platform == "win32" else ("g++", "clang++")),
+    ]
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        return None
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return Path(found).name
+    number = re.search(r"\d+\.\d+(\.\d+)?", said.stdout or said.stderr)
+    return f"{Path(found).name} {number[0]}" if number else Path(found).name
+
 
 FLAG = "--version"
 USAGE = f"polymask: {FLAG} takes --verbose (what torch says too) and --json, nothing else"

@@ -16,15 +16,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from polymask.conversion.distance import (
+from polymask.conversion.finetuned import (
+    ConvertError,
+    Finetuned,
     OutputDistance,
     WeightDistance,
     output_distance,
     weight_distance,
 )
-from polymask.conversion.distil import refine_scales
-from polymask.conversion.finetuned import ConvertError, Finetuned
-from polymask.conversion.warm_start import started_at, train_on
+from polymask.conversion.refine import refine_scales, started_at, train_on
 from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
 from polymask.core.bits import Bits
@@ -36,8 +36,7 @@ from polymask.data.load import load_data
 from polymask.methods.bitdelta import nearest
 from polymask.train.fit import Listener
 from polymask.train.learn import Loaders, make_loaders
-from polymask.train.likeness import likeness_note
-from polymask.train.predict import Batches
+from polymask.train.predict import Batches, likeness_note
 from polymask.train.recipe import Recipe, get_recipe
 
 Statistics = Literal["auto", "checkpoint", "images"]

@@ -23,7 +23,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.merge import check_mergeable
-from polymask.core.outputs import tensor_of
+from polymask.core.network import tensor_of
 from polymask.errors import ExportError
 from polymask.pack.format import write_atomically
 

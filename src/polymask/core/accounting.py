@@ -1,4 +1,6 @@
-"""What a domain costs: bits by component, and #Params as the paper counts it and as stored.
+"""What a domain costs: bits by component, #Params as the paper counts it and as stored, and operations.
+
+What a domain costs: bits by component, and #Params as the paper counts it and as stored.
 
     #Params = 1 + A (T - 1) / (32 N)
 
@@ -8,13 +10,21 @@ norm's channel (scale and shift) in A and in N. A pack also stores the two stati
 `params_stored` has them in A. What domains share is counted once; what stands in place of the
 base's own weights is not counted. A pack holds such tensors all the same, so that it needs no other
 file: `bits_per_weight(base, domain)` is of the pack.
+
+Floating point operations of a network, and what a domain saves of them.
+
+A multiplication and an addition are two operations. Those of convolutions, matrix products and
+attention are counted, as torch's own counter does it; norms, activations and copies are not.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from polymask.core.base import Base
 from polymask.core.bits import Bits
@@ -141,3 +151,25 @@ def _bits(stored: Stored) -> int:
         return stored.numel
     assert isinstance(stored, Tensor)
     return stored.numel() * stored.element_size() * 8
+
+
+def flops(net: nn.Module, input_shape: Sequence[int]) -> int:
+    """Operations of one image of `input_shape`, counted while `net` runs on a blank one.
+
+    The network is run as it is, in the mode that it is in. On the meta device nothing is computed.
+    """
+    tensors = (t for t in chain(net.parameters(), net.buffers()) if t.is_floating_point())
+    like = next(tensors, torch.empty(0))
+    blank = torch.zeros(1, *input_shape, device=like.device, dtype=like.dtype)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net(blank)
+    return int(counter.get_total_flops())
+
+
+def flops_ratio(base: Base, domain: Domain) -> float:
+    """Operations of a domain's compact network, over those of its network of the base's shape.
+
+    1 where a domain drops no channels. Both have the domain's head, and its size of images.
+    """
+    compact, whole = (flops(domain.merged(base, compact=smaller), domain.input.shape) for smaller in (True, False))
+    return compact / whole

@@ -13,15 +13,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from polymask.core.input import InputSpec
-from polymask.core.layout import trains_channels_last
 from polymask.core.network import (
     digest,
     exchange_tensors,
+    features_of,
     named_tensors,
     put_module,
     structural_copy,
+    trains_channels_last,
 )
-from polymask.core.outputs import features_of
 from polymask.core.survey import Norm, Site, survey
 from polymask.errors import BaseError, InputError, near_matches
 from polymask.nets.zoo import build, build_file, input_of

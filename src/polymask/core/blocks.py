@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from polymask.core.base import Base
-from polymask.core.outputs import tensor_of
+from polymask.core.network import tensor_of
 from polymask.errors import BaseError
 
 
@@ -216,3 +216,15 @@ def _is_layer(module: nn.Module) -> bool:
 def _resolution(shape: tuple[int, ...]) -> tuple[int, ...]:
     """H and W of a feature map; tokens and vectors have none."""
     return shape[1:] if len(shape) > 2 else ()
+
+
+def passes_maps(base: Base, block: Block) -> bool:
+    """Whether a block turns a map (C, H, W) into another.
+
+    It must hold a two-dimensional convolution: transformers that keep (H, W, C) hold none.
+    """
+    shapes = (block.input_shape, block.output_shape)
+    convolves = any(
+        site.kind.endswith("2d") and name.startswith(f"{block.name}.") for name, site in base.all_sites.items()
+    )
+    return convolves and all(len(shape) == 3 for shape in shapes)

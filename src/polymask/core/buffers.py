@@ -1,4 +1,11 @@
-"""Many tensors in one buffer of blocks: where each begins, and how they get there.
+"""Memory: many tensors in one buffer, pieces that are used again, and what the C library does with what is freed.
+
+Memory that is used again: what a training step takes as one large piece, every step anew.
+
+The C library gives large pieces back to the system, and the pages of a new one are cleared one by
+one when they are first written to, which takes longer than all arithmetic on them.
+
+Many tensors in one buffer of blocks: where each begins, and how they get there.
 
 A kernel goes over the whole buffer in one call. Each tensor begins with a block of its own, so a
 block has one set of scalars. What is learned stays what it is, parameters with names and shapes;
@@ -6,14 +13,79 @@ only the memory behind them is the buffer's. Nothing else remembers it: whether 
 planned is seen from their addresses.
 """
 
+import ctypes
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from polymask.core.kept import KeptMemory
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep memory that it frees, for what it needs next; whether that worked.
+
+    A training step takes and frees some hundred megabytes. By default glibc gives them back, and
+    the kernel clears every page that is taken again. What has been taken once then stays taken.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def give_back_freed_memory() -> bool:
+    """Give the system every page that is free; whether there were any.
+
+    glibc keeps memory for each thread by itself, so what one thread frees another takes anew: a
+    process whose threads make and drop networks grows and grows.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))
+
+
+class KeptMemory:
+    """One piece of memory, lent out to one tensor at a time."""
+
+    def __init__(self) -> None:
+        self._memory: np.ndarray | None = None
+        self._lent: weakref.ref[np.ndarray] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds the last tensor that was made of it, nor a view of that."""
+        return self._lent is None or self._lent() is None
+
+    def take(self, shape: tuple[int, ...]) -> Tensor:
+        """Single precision, values not set; fresh memory where the piece is not free."""
+        if not self.is_free:
+            return torch.empty(shape)
+        size = torch.Size(shape).numel()
+        if self._memory is None or self._memory.size != size:
+            self._memory = torch.empty(size).numpy()
+        # A tensor keeps the array that it was made of alive, and nothing else does.
+        array = self._memory[:]
+        self._lent = weakref.ref(array)
+        return torch.from_numpy(array).view(shape)
+
+
+_KEPT: "weakref.WeakKeyDictionary[nn.Module, KeptMemory]" = weakref.WeakKeyDictionary()
+
+
+def kept_memory(owner: nn.Module) -> KeptMemory:
+    """What is kept for a module, as long as it lives."""
+    return _KEPT.setdefault(owner, KeptMemory())
+
+
+def release_memory(owner: nn.Module) -> None:
+    """Give back what is kept for a module; whoever holds a tensor of it goes on doing so."""
+    _KEPT.pop(owner, None)
+
 
 BLOCK = 1024  # weights
 _BYTES = 4  # of an element: float32, or a word of 32 bits

@@ -18,8 +18,7 @@ from polymask.core.base import Base, Momentum
 from polymask.core.merge import merge
 from polymask.core.method import Method, Part, Stored, Transform
 from polymask.core.network import put_tensors, structural_copy
-from polymask.core.norms import OwnNorm
-from polymask.core.precision import linear_head
+from polymask.core.norms import OwnNorm, linear_head
 from polymask.core.reach import check_reach
 from polymask.core.registry import create_method
 from polymask.core.survey import Site
@@ -201,7 +200,7 @@ class Domain(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the domain's pack: the whole file or nothing."""
-        from polymask.pack.saving import save_domain
+        from polymask.pack.storing import save_domain
 
         save_domain(self, path)
 
@@ -223,7 +222,7 @@ class Domain(nn.Module):
         repository. A pack that is there is replaced by `force` only, a card that someone has
         edited never. `load_domain("hf:USER/REPO", base)` reads it back.
         """
-        from polymask.report.push import push_domain
+        from polymask.report.card import push_domain
 
         return push_domain(
             self,

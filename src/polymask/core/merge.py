@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymask.core.buffers import BLOCK, move_together, plan
-from polymask.core.network import copy_with, named_tensors, owner_of, put_module, structural_copy
-from polymask.core.outputs import features_of
+from polymask.core.network import copy_with, features_of, named_tensors, owner_of, put_module, structural_copy
 from polymask.errors import DomainError
 
 if TYPE_CHECKING:

@@ -112,6 +112,10 @@ class Transform(Part, ABC):
         """The mask as a boolean tensor, where there is one."""
         return None
 
+    def scalars(self) -> Mapping[str, Tensor]:
+        """The few numbers beside a mask, by name, where there are some."""
+        return {}
+
     def flipped(self) -> int | None:
         """How many bits of a learned mask are not as they started; None where that is not known."""
         return None

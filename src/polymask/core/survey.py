@@ -18,8 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.overrides import TorchFunctionMode
 
-from polymask.core.network import named_tensors
-from polymask.core.outputs import features_of
+from polymask.core.network import features_of, named_tensors
 from polymask.errors import BaseError
 
 

@@ -1,5 +1,12 @@
 """Decoded images: each is decoded once, made small, and kept as bytes.
 
+The file of a cache: pixels one image after another, then their sizes.
+
+pixels of image 0, image 1, …    uint8, (H, W, 3) each
+sizes                            int64 (N, 2), H and W
+N                                int64
+b"polymask"                      8 bytes: the file is whole
+
 Filling a cache reads every image, so a damaged file is found before training begins, and all of
 them are named at once.
 """
@@ -7,21 +14,105 @@ them are named at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polymask.core.input import InputSpec
-from polymask.data.cache_file import open_pixels, write_pixels
-from polymask.data.extras import require_vision
+from polymask.data.decode import default_workers, in_order, require_vision
 from polymask.data.images import DomainData
-from polymask.data.shrink import Pixels, Shrink
 from polymask.data.split import JoinedSplit, Split, digest
-from polymask.data.threads import default_workers, in_order
 from polymask.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+
+_LONGEST = 8  # times the shorter side
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Shorter side to `side`, or with `squash` both sides to it. No side ever grows.
+
+    The ends of an image that is more than eight times as long as it is wide are cut off: enlarged
+    to a network's size it would fill the memory, and a crop would see little of it anyway.
+    """
+
+    side: int
+    squash: bool = False
+    interpolation: str = "bilinear"
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """The size in which an image of (width, height) is kept."""
+        if self.squash:
+            return min(width, self.side), min(height, self.side)
+        short = min(width, height)
+        if short <= self.side:
+            return width, height
+        return self.side * width // short, self.side * height // short
+
+    def __call__(self, image: Image) -> Pixels:
+        """Make an RGB image small: uint8 (H, W, 3)."""
+        image = image if self.squash else _cut_ends(image)
+        size = self.size(*image.size)
+        if size != image.size:
+            how = require_vision("PIL.Image").Resampling[self.interpolation.upper()]
+            image = image.resize(size, how)
+        return np.array(image)
+
+
+def _cut_ends(image: Image) -> Image:
+    width, height = image.size
+    kept_width, kept_height = min(width, _LONGEST * height), min(height, _LONGEST * width)
+    if (kept_width, kept_height) == (width, height):
+        return image
+    left, top = (width - kept_width) // 2, (height - kept_height) // 2
+    return image.crop((left, top, left + kept_width, top + kept_height))
+
+
+_MAGIC = b"polymask"
+_FOOT = 8 + len(_MAGIC)
+
+
+def write_pixels(path: Path, images: Iterable[Pixels]) -> None:
+    """Write images as they come; none is held."""
+    sizes = []
+    with path.open("wb") as file:
+        for image in images:
+            file.write(np.ascontiguousarray(image).data)
+            sizes.append(image.shape[:2])
+        file.write(np.array(sizes, dtype="<i8").tobytes())
+        file.write(len(sizes).to_bytes(8, "little") + _MAGIC)
+
+
+def open_pixels(path: Path) -> list[Pixels] | None:
+    """Map a file's images into memory; None where there is no whole file."""
+    if not path.is_file() or (end := path.stat().st_size) < _FOOT:
+        return None
+    # Copy on write, because torch warns of arrays that it may not write.
+    content = np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))
+    foot = content[-_FOOT:].tobytes()
+    count = int.from_bytes(foot[:8], "little")
+    start = end - _FOOT - 16 * count
+    if foot[8:] != _MAGIC or start < 0:
+        return None
+    sizes = np.frombuffer(content[start : end - _FOOT].tobytes(), dtype="<i8").reshape(count, 2)
+    ends = np.cumsum(3 * sizes.prod(axis=1))
+    if count and ends[-1] != start:
+        return None
+    return [
+        content[stop - 3 * height * width : stop].reshape(height, width, 3)
+        for stop, (height, width) in zip(ends.tolist(), sizes.tolist(), strict=True)
+    ]
+
 
 Progress = Callable[[int, int], None]  # images done, images in all
 

@@ -1,4 +1,6 @@
-"""One image file or buffer to 8-bit RGB, upright, on an opaque ground.
+"""One image file or buffer to 8-bit RGB, upright, on an opaque ground; many of them by threads.
+
+One image file or buffer to 8-bit RGB, upright, on an opaque ground.
 
 What Pillow opens in another form is brought to RGB like this:
 
@@ -12,19 +14,40 @@ What Pillow opens in another form is brought to RGB like this:
 
 from __future__ import annotations
 
+import importlib
 import io
+import os
 import struct
 import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from polymask.data.extras import require_vision
 from polymask.errors import DataError
+from polymask.nets.torchvision_guard import import_torchvision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+def require(module: str, remedy: str) -> Any:
+    """Import `module`, or say which `pip install` brings it."""
+    try:
+        if module.partition(".")[0] == "torchvision":
+            import_torchvision()
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(f"{module} cannot be imported ({error}); pip install {remedy}") from error
+
+
+def require_vision(module: str) -> Any:
+    """Import `module` of pillow or torchvision."""
+    return require(module, "'polymask[vision]'")
+
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -108,3 +131,35 @@ def _eight_bits(values: np.ndarray, mode: str, origin: str) -> np.ndarray:
             "expected; save it as an 8-bit or 16-bit image"
         )
     return np.round(values.astype(np.float64) * (255 / top)).astype(np.uint8)
+
+
+Item = TypeVar("Item")
+
+
+Result = TypeVar("Result")
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
+) -> Generator[Result, None, None]:
+    """Yield work(item) for each item in turn, with at most `ahead` results waiting.
+
+    An exception of `work` is raised where its result would have come. Closing the iterator early
+    drops what has not begun and waits for what has, so no thread is left behind.
+    """
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="polymask-data")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def default_workers() -> int:
+    """One thread for each core, eight at most."""
+    return min(8, os.cpu_count() or 1)

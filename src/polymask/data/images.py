@@ -1,14 +1,22 @@
-"""A domain's images and labels, checked, whatever source they come from."""
+"""A domain's images and labels, checked, whatever source they come from.
+
+Which known sets must not be mirrored: a mirrored digit, letter or sign is another or none.
+
+The paper mirrors neither SVHN, Omniglot and GTSRB nor, for reasons it does not give, the textures
+of DTD; rendered text and the other digit sets follow from the same thought.
+"""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polymask.data.split import JoinedSplit, Split, SubsetSplit
+from polymask.data.split import JoinedSplit, Labels, Split, SubsetSplit, WrappedSplit, complete
 from polymask.errors import DataError
 
 
@@ -112,3 +120,53 @@ def some(names: list[str], most: int = 10) -> str:
     """The first names of a list, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) for name in names[:most]) + more
+
+
+_KEEP = (
+    "svhn",
+    "omniglot",
+    "gtsrb",
+    "dtd",
+    "mnist",
+    "usps",
+    "semeion",
+    "digits",
+    "sst2",
+    "letters",
+)
+
+
+def may_mirror(name: str) -> bool:
+    """Whether left-right mirroring keeps the classes of a set with this name."""
+    return not any(word in name.lower() for word in _KEEP)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split as another library has it; see `WrappedSplit`."""
+
+    read: Callable[[int], Any]
+    labels: Labels
+    fingerprint: Callable[[], str]
+
+
+def wrap(name: str, classes: Sequence[str], parts: dict[str, Part], seed: int) -> DomainData:
+    """Make a domain of `parts`; class names that no image has are dropped."""
+    used = np.unique(np.concatenate([part.labels for part in parts.values()]))
+    used = used[(used >= 0) & (used < len(classes))]
+    splits: dict[str, Split] = {
+        role: WrappedSplit(f"{name} {role}", part.read, np.searchsorted(used, part.labels), part.fingerprint)
+        for role, part in parts.items()
+    }
+    splits, notes = complete(splits, seed, name)
+    if len(used) < len(classes):
+        notes.append(f"dropped {len(classes) - len(used)} class names that no image has")
+    return DomainData(
+        name,
+        tuple(classes[label] for label in used),
+        splits["train"],
+        splits["val"],
+        splits.get("test"),
+        mirror=may_mirror(name),
+        notes=tuple(notes),
+    )

@@ -4,16 +4,11 @@ import difflib
 from dataclasses import replace
 from pathlib import Path
 
-from polymask.data.decathlon import load_decathlon
-from polymask.data.digits import load_digits
-from polymask.data.folder import folders, load_folder
-from polymask.data.hugging_face import load_hugging_face
+from polymask.data.embedded import load_digits, load_letters, load_solar_cells
+from polymask.data.folders import folders, load_decathlon, load_folder, load_sketch
 from polymask.data.images import DomainData
-from polymask.data.letters import load_letters
-from polymask.data.sketch import load_sketch
-from polymask.data.solar_cells import load_solar_cells
-from polymask.data.stratify import limited
-from polymask.data.torchvision_sets import load_torchvision
+from polymask.data.libraries import load_hugging_face, load_torchvision
+from polymask.data.split import limited
 from polymask.errors import DataError
 
 EMBEDDED = {"digits": load_digits, "letters": load_letters, "solar-cells": load_solar_cells}

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from polymask.data.cache import Cache
-from polymask.data.samples import Samples
-from polymask.data.threads import default_workers, in_order
-from polymask.data.transforms import Transform
+from polymask.data.decode import default_workers, in_order
+from polymask.data.preprocess import Transform
 from polymask.errors import DataError
 
 Batch = tuple[Tensor, Tensor]  # float32 (N, C, H, W), int64 (N,)
@@ -107,3 +107,22 @@ class Loader:
             draw = np.random.default_rng([_SAMPLE, self.seed, epoch, index])
             crops.append(self.transform.crop(self.cache.image(index), draw))
         return self.transform.batch(crops), self.cache.labels[torch.from_numpy(indices)]
+
+
+class Samples(Dataset[tuple[Tensor, int]]):
+    """A cache's images as the network sees them, for a `torch.utils.data.DataLoader`.
+
+    Item i is (float32 (C, H, W), label). Random crops draw from torch's generator, so
+    `torch.manual_seed` decides them, and each worker of a DataLoader has its own.
+    """
+
+    def __init__(self, cache: Cache, transform: Transform) -> None:
+        self.cache, self.transform = cache, transform
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        draw = np.random.default_rng(int(torch.randint(2**62, ())))
+        crop = self.transform.crop(self.cache.image(index), draw)
+        return self.transform.batch([crop])[0], int(self.cache.labels[index])

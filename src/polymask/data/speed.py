@@ -9,7 +9,7 @@ from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
-from polymask.data.transforms import eval_transform, train_transform
+from polymask.data.preprocess import eval_transform, train_transform
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from polymask.core.network import tensor_bytes
 from polymask.errors import DomainError, InputError, near_matches
 from polymask.library.cache import CacheStats, MergedCache
 from polymask.pack.format import SUFFIX, packs_in
-from polymask.pack.loading import load_domain
+from polymask.pack.storing import load_domain
 
 CACHE_BYTES = 1 << 29  # five networks of ResNet-50's size
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from polymask.core.bits import Bits
 from polymask.core.method import Images, Method, Objective, Stored, Transform
-from polymask.core.narrow import narrowed
+from polymask.core.network import narrowed
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 

@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymask.core.method import Images, Method, NormPolicy, Objective, Stored
-from polymask.core.precision import learned_type
+from polymask.core.norms import learned_type
 from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.baselines import FreeWeights
-from polymask.methods.moving import (
+from polymask.methods.baselines import (
+    FreeWeights,
     Luggage,
     MovedWeights,
     Moving,

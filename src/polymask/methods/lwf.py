@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from polymask.core.method import Images, Method, NormPolicy, Objective
 from polymask.core.network import structural_copy
-from polymask.core.precision import learned_type, linear_head
+from polymask.core.norms import learned_type, linear_head
 from polymask.errors import MethodError
-from polymask.methods.moving import Luggage, Moving, Snapshot, own_classifier
+from polymask.methods.baselines import Luggage, Moving, Snapshot, own_classifier
 
 if TYPE_CHECKING:
     from polymask.core.base import Base

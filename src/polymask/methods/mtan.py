@@ -17,14 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.core.blocks import find_blocks, stage_ends
+from polymask.core.blocks import find_blocks, passes_maps, stage_ends
 from polymask.core.method import Method, Route
 from polymask.core.network import owner_of
-from polymask.core.precision import learned_type
+from polymask.core.norms import learned_type
 from polymask.core.survey import Site
 from polymask.errors import BaseError
-from polymask.methods.feature_maps import passes_maps
-from polymask.methods.moving import MovedWeights
+from polymask.methods.baselines import MovedWeights
 
 if TYPE_CHECKING:
     from polymask.core.base import Base

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from polymask.core.blocks import find_blocks
 from polymask.core.method import Method, Route
+from polymask.core.network import tensor_of
 from polymask.core.norms import OwnNorm
-from polymask.core.outputs import tensor_of
 from polymask.core.survey import Site
 from polymask.errors import BaseError, MethodError
 from polymask.methods.baselines import FreeWeights

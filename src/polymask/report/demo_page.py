@@ -6,7 +6,9 @@ from pathlib import Path
 from statistics import fmean
 
 from polymask.pack.format import write_atomically
-from polymask.report import figures, palette, wording
+from polymask.report import canvas as palette
+from polymask.report import figures
+from polymask.report import sheet as wording
 from polymask.report.results import DemoResult
 
 _TEMPLATES = Path(__file__).parent / "templates"

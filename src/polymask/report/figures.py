@@ -5,12 +5,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from polymask.report.canvas import canvas, write
-from polymask.report.marks import (
+from polymask.benchmarks.records import EpochPoint, LayerStatistics
+from polymask.report.canvas import (
     KEY_ROW,
+    MUTED,
+    PAPER,
     all_keys,
+    canvas,
     draw_dots,
     draw_line,
     end_labels,
@@ -21,25 +24,14 @@ from polymask.report.marks import (
     shortened,
     style_of,
     whole_numbers,
+    write,
 )
-from polymask.report.palette import MUTED, PAPER
-from polymask.report.results import DomainResult, EpochPoint, LayerStatistics, MethodResult
-from polymask.report.wording import bits_text, bytes_text
+from polymask.report.results import DomainResult, MethodResult
+from polymask.report.sheet import bits_text, bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import Formatter
-
-
-class Masked(Protocol):
-    """A layer with a mask."""
-
-    @property
-    def depth(self) -> int: ...
-    @property
-    def weights(self) -> int: ...
-    @property
-    def density(self) -> float: ...
 
 
 _WIDE = 440  # pixels; a phone shows it at four fifths of that
@@ -81,7 +73,7 @@ def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, 
         return sheet.svg(name, f"Learning curves; {images} accuracy at the end: {told}.")
 
 
-def density_by_depth(layers: Mapping[str, Sequence[Masked]], *, name: str) -> str:
+def density_by_depth(layers: Mapping[str, Sequence[LayerStatistics]], *, name: str) -> str:
     """The share of ones in every mask, by depth: one series for each label."""
     stacks = {label: stack for label, stack in layers.items() if stack}
     rows = key_rows(stacks, _WIDE)
@@ -188,12 +180,12 @@ def bits_by_component(components: Mapping[str, Mapping[str, int]], *, name: str)
         return sheet.svg(name, f"Bits of each domain by component: {told}.")
 
 
-def _density(layers: Sequence[Masked]) -> float:
+def _density(layers: Sequence[LayerStatistics]) -> float:
     """The share of ones over all weights."""
     return sum(s.density * s.weights for s in layers) / sum(s.weights for s in layers)
 
 
-def _depth_axis(axes: "Axes", stacks: Iterable[Sequence[Masked]]) -> None:
+def _depth_axis(axes: "Axes", stacks: Iterable[Sequence[LayerStatistics]]) -> None:
     deepest = max((layer.depth for stack in stacks for layer in stack), default=0)
     axes.set_xlim(-0.5, deepest + 0.5)
     axes.set_xticks(whole_numbers(0, deepest))

@@ -3,21 +3,10 @@
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from polymask.benchmarks.records import EpochPoint, LayerStatistics
 from polymask.errors import PolymaskError
-
-if TYPE_CHECKING:
-    from polymask.core.domain import Domain
-
-
-@dataclass(frozen=True)
-class EpochPoint:
-    """One epoch of training: its mean loss, then the accuracy in percent, mostly on validation."""
-
-    epoch: int
-    loss: float
-    val_accuracy: float
 
 
 @dataclass(frozen=True)
@@ -56,20 +45,6 @@ class Prediction:
         image = base64.b64decode(values["image_png"], validate=True)
         top = tuple((name, probability) for name, probability in values["top"])
         return cls(**{**values, "image_png": image, "top": top})
-
-
-@dataclass(frozen=True)
-class LayerStatistics:
-    """One site's mask and scalars at a glance; scalars of channels are averaged."""
-
-    site: str
-    kind: str  # linear, pointwise, depthwise or conv
-    depth: int  # 0 is the first site that the domain transforms
-    weights: int
-    density: float  # the share of ones in the mask, 0 … 1
-    k1: float
-    k2: float
-    k3: float
 
 
 @dataclass(frozen=True)
@@ -154,42 +129,6 @@ class DemoResult:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise PolymaskError(f"this is not a demo result of this version ({error}); run the demo again") from error
-
-
-def layer_statistics(domain: "Domain") -> tuple[LayerStatistics, ...]:
-    """Mask density and mean scalars of every site with an affine mask, in the base's order."""
-    from polymask.methods.affine.method import AffineTransform
-
-    layers: list[LayerStatistics] = []
-    for site, transform in domain.named_transforms():
-        if not isinstance(transform, AffineTransform):
-            continue
-        mask = transform.mask()
-        means = {name: k.double().mean().item() for name, k in transform.scalars().items()}
-        layers.append(
-            LayerStatistics(
-                site=site,
-                kind=_kind(transform.shape, is_first=not layers),
-                depth=len(layers),
-                weights=mask.numel(),
-                density=mask.double().mean().item(),
-                k1=means["k1"],
-                k2=means["k2"],
-                k3=means["k3"],
-            )
-        )
-    return tuple(layers)
-
-
-def _kind(shape: tuple[int, ...], *, is_first: bool) -> str:
-    """What a weight of shape (out, in / groups, kernel…) is, as far as its shape shows."""
-    _, inputs, *kernel = shape
-    if not kernel:
-        return "linear"
-    # One input channel means a group for each, except in a first layer that reads grey images.
-    if inputs == 1 and not is_first:
-        return "depthwise"
-    return "pointwise" if all(side == 1 for side in kernel) else "conv"
 
 
 def _json_value(value: Any) -> Any:

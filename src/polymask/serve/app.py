@@ -17,10 +17,9 @@ from polymask.errors import PackError
 from polymask.pack.format import inspect, packs_in
 from polymask.serve import routes
 from polymask.serve.engine import Engine
-from polymask.serve.metrics import Metrics
-from polymask.serve.refusal import Refusal, ServeError
+from polymask.serve.responses import Metrics
 from polymask.serve.security import Gate, explain
-from polymask.serve.settings import Settings
+from polymask.serve.settings import Refusal, ServeError, Settings
 
 EngineOf = Callable[[Settings, Base, Callable[[int, float], None]], Engine]
 

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from polymask.serve.refusal import busy
+from polymask.serve.settings import busy
 
 
 class Keyed(Protocol):

@@ -1,4 +1,19 @@
-"""From images and a domain's name to logits: library, cache and batcher at work together.
+"""From images and a domain's name, or none, to logits: library, cache and batcher at work together.
+
+Which domain an image belongs to.
+
+Where every domain that is compared has a likeness in its pack, by the base's own feature f(image):
+
+    score(image, domain) = cos(f(image), likeness of the domain)
+
+one run of the base, however many domains there are. Otherwise every domain's network is run, and
+
+    score(image, domain) = log sum_c exp(logit_c)
+
+which is weaker: how large a network's logits are depends on much besides the image. Measured by
+benchmarks/auto_domain.py.
+
+From images and a domain's name to logits: library, cache and batcher at work together.
 
 It knows nothing of HTTP, and is what a worker process and a Ray replica have in common.
 """
@@ -9,23 +24,54 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from polymask.core.allocation import give_back_freed_memory
 from polymask.core.base import Base
-from polymask.core.network import structural_copy
-from polymask.core.outputs import tensor_of
+from polymask.core.buffers import give_back_freed_memory
+from polymask.core.network import structural_copy, tensor_of
 from polymask.library.cache import MergedCache
-from polymask.serve import auto
 from polymask.serve.batcher import Batcher
-from polymask.serve.images import crops_of, feed_of
 from polymask.serve.library import Entry, Library, PackReplaced
-from polymask.serve.refusal import Refusal
-from polymask.serve.settings import Settings
-from polymask.train.predict import logits
+from polymask.serve.requests import crops_of, feed_of
+from polymask.serve.settings import Refusal, Settings
+from polymask.train.predict import fit, logits
+
+Rule = Literal["likeness", "logits"]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One domain's score for one image, larger is better."""
+
+    entry: Entry
+    score: float
+
+
+def rank(entries: Sequence[Entry], scores: Tensor) -> list[list[Ranked]]:
+    """For every image the domains, the likeliest first, of scores (N, domains).
+
+    Equal scores stay in the order of `entries`.
+    """
+    orders = scores.argsort(dim=1, descending=True, stable=True).tolist()
+    return [
+        [Ranked(entries[place], float(row[place])) for place in order]
+        for order, row in zip(orders, scores.tolist(), strict=True)
+    ]
+
+
+def by_likeness(features: Tensor, entries: Sequence[Entry]) -> Tensor:
+    """Scores (N, domains) of the base's features (N, size)."""
+    likenesses = [entry.likeness for entry in entries if entry.likeness is not None]
+    return fit(features, torch.stack(likenesses))
+
+
+def by_logits(logits: Sequence[Tensor]) -> Tensor:
+    """Scores (N, domains) of what each domain says, (N, its classes)."""
+    return torch.stack([one.logsumexp(1) for one in logits], 1)
+
 
 R = TypeVar("R")
 
@@ -50,8 +96,8 @@ class Answer:
 class Best:
     """For each image the domains in order, and what the first of them says."""
 
-    rule: auto.Rule
-    rankings: list[list[auto.Ranked]]
+    rule: Rule
+    rankings: list[list[Ranked]]
     answers: list[Answer]
 
 
@@ -147,7 +193,7 @@ class Engine:
         crops = await self.aside(crops_of, spec, images, self.settings.max_pixels)
         features = await self.batcher.submit(self._features, crops)
         for _ in range(_LOOKS):
-            rankings = auto.rank(entries, auto.by_likeness(features, entries))
+            rankings = rank(entries, by_likeness(features, entries))
             rows: dict[str, list[int]] = {}
             for row, ranking in enumerate(rankings):
                 rows.setdefault(ranking[0].entry.name, []).append(row)
@@ -165,8 +211,8 @@ class Engine:
         answers = await self._ask_all(entries, images)
         if not answers:
             raise Refusal(503, "no domain could answer", headers={"Retry-After": "1"})
-        scores = auto.by_logits([answer.logits for answer in answers])
-        rankings = auto.rank([answer.entry for answer in answers], scores)
+        scores = by_logits([answer.logits for answer in answers])
+        rankings = rank([answer.entry for answer in answers], scores)
         said = {answer.entry.name: answer for answer in answers}
         best = [said[ranking[0].entry.name].row(row) for row, ranking in enumerate(rankings)]
         return Best("logits", rankings, best)

@@ -26,9 +26,9 @@ from polymask.data.cache import short_side
 from polymask.errors import DomainError, PackError, PolymaskError
 from polymask.library.model import check_name
 from polymask.pack.format import SUFFIX, PackInfo, inspect
-from polymask.pack.loading import load_domain
-from polymask.serve.refusal import Refusal, ServeError, no_domain
-from polymask.train.likeness import NOTE, read_likeness
+from polymask.pack.storing import load_domain
+from polymask.serve.settings import Refusal, ServeError, no_domain
+from polymask.train.predict import NOTE, read_likeness
 
 Stamp = tuple[int, int, int]  # inode, time of the last change in ns, bytes
 

@@ -1,9 +1,15 @@
 """Worker processes, their signals, and what they share. Imports no torch: workers start with it.
 
+One copy of the base for many processes: a file that each of them maps into its memory.
+
+The system keeps a mapped file's pages once, however many processes read them. Merged networks are
+each process' own; what a domain leaves as it is stays shared.
+
 SIGTERM and Ctrl-C stop a server gently: no new connections, requests under way are answered, at
 most for `drain` seconds. A worker that dies is replaced; workers whose parent dies stop.
 """
 
+import asyncio
 import ipaddress
 import os
 import signal
@@ -16,14 +22,91 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import uvicorn
+from torch import Tensor
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
-from polymask.serve.refusal import ServeError
-from polymask.serve.settings import Settings
+from polymask.core.base import Base
+from polymask.core.network import named_tensors
+from polymask.pack.format import write_atomically
+from polymask.serve.settings import ServeError, Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+HEAD_SECONDS = 10.0
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes a connection whose next request does not begin, or whose head does not end, in time.
+
+    Uvicorn bounds the time between requests, and the app the time of a body; this is the rest.
+    """
+
+    head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.head_timer is None and not self._answering():
+            self._await_head()
+        super().data_received(data)
+        if self._answering():
+            self._head_is_here()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self.head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _head_is_here(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def _give_up(self) -> None:
+        self.head_timer = None
+        if not self._answering() and not self.transport.is_closing():
+            self.transport.close()
+
+
+def write_base(base: Base, path: Path) -> None:
+    """Write every tensor of a base to a safetensors file."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(base)}
+    write_atomically(path, save(tensors))
+
+
+def map_base(base: Base, path: Path) -> None:
+    """Put the tensors of a file that `write_base` wrote in place of a base's own, without a copy.
+
+    They are checked to be the same to the byte.
+    """
+    from safetensors.torch import load_file
+
+    mapped = load_file(path)
+    with torch.no_grad():
+        for name, tensor in _tensors(base):
+            tensor.data = mapped[name]
+    base.verify()
+
+
+def _tensors(base: Base) -> list[tuple[str, Tensor]]:
+    found = [(f"net/{name}", tensor) for name, tensor in named_tensors(base.net)]
+    if base.head is not None:
+        found += [(f"head/{name}", tensor) for name, tensor in named_tensors(base.head)]
+    return found
+
 
 _HEALTH_SECONDS = 60  # a worker that is silent for so long is replaced; a dead one at once
 _CONNECTIONS = 1000  # of a worker
@@ -45,7 +128,7 @@ def serve(
             uvicorn.Config,
             factory=True,
             host=host,
-            http="polymask.serve.protocol:ImpatientProtocol",
+            http="polymask.serve.process:ImpatientProtocol",
             ws="none",
             lifespan="on",
             log_config=None,
@@ -83,7 +166,6 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
 
     from polymask.serve.app import create_app, open_base
     from polymask.serve.security import log_to_stderr
-    from polymask.serve.shared_base import map_base
 
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -122,7 +204,6 @@ class _Supervisor(Multiprocess):
 
 def _write_base(settings: Settings, path: Path) -> None:
     from polymask.serve.app import open_base
-    from polymask.serve.shared_base import write_base
 
     write_base(open_base(settings), path)
 

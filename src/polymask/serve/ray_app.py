@@ -24,8 +24,7 @@ from polymask.core.base import Base
 from polymask.serve.app import create_app, open_base
 from polymask.serve.engine import Answer, Engine
 from polymask.serve.library import Entry
-from polymask.serve.refusal import Refusal, ServeError
-from polymask.serve.settings import Settings, read_token
+from polymask.serve.settings import Refusal, ServeError, Settings, read_token
 
 _OWN = ("replicas", "warm_domains", "cpus", "gpus", "token_file")
 _NUMBERS = {"int": int, "float": float, "int | None": int}

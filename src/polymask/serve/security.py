@@ -19,8 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polymask.serve.refusal import Refusal, busy
-from polymask.serve.settings import Settings
+from polymask.serve.settings import Refusal, Settings, busy
 
 LOG = logging.getLogger("polymask.serve")
 HEADERS = {

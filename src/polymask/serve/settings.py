@@ -1,10 +1,35 @@
-"""How a server is set up: what it serves, its limits and its times."""
+"""How a server is set up: what it serves, its limits and times; and how a request is refused."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from polymask.serve.refusal import ServeError
+from polymask.errors import PolymaskError
+
+
+class ServeError(PolymaskError):
+    """A server cannot be set up as it was told."""
+
+
+class Refusal(PolymaskError):  # noqa: N818 - not a fault
+    """A request that is not answered; `status` is HTTP's, the message is for the client."""
+
+    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+
+
+def no_domain(name: str) -> Refusal:
+    """Nothing of this name is in the library."""
+    return Refusal(404, f"no domain is named {name[:100]!r}; GET /v1/domains lists them")
+
+
+def busy(message: str, seconds: float) -> Refusal:
+    """Too much is under way; the client may come back."""
+    wait = max(1, min(60, round(seconds)))
+    return Refusal(429, f"{message}; try again in {wait} s", headers={"Retry-After": str(wait)})
+
 
 _MIB = 1 << 20
 

@@ -1,5 +1,6 @@
 """Training a domain: one loop for every method, and nothing in it names one."""
 
+import json
 import math
 import signal
 import threading
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -243,3 +244,33 @@ def stop_signals() -> Iterator[Stop]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+class EpochLog(Listener):
+    """One JSON line for every epoch, after what is in the file already."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.path, self.header = path, header
+        self.file: IO[str] | None = None
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        self.file = self.path.open("a")
+        self._write({"event": "begin", "epoch": epoch, "steps": steps} | self.header)
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        numbers = {
+            "epoch": record.epoch,
+            "loss": record.loss,
+            "train_accuracy": record.train_accuracy,
+            "val_accuracy": record.val_accuracy,
+        }
+        self._write({"event": "epoch", "seconds": round(seconds, 3)} | numbers)
+
+    def end(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self.file is not None
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()

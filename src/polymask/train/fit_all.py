@@ -6,27 +6,65 @@ depend on the order, hand weights on, or train what domains share; what they for
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain, new_domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method
-from polymask.errors import DomainError, TrainingError, near_matches
+from polymask.errors import DomainError, MethodError, TrainingError, near_matches
 from polymask.library.model import check_name
 from polymask.pack.format import SUFFIX
-from polymask.pack.loading import load_domain
+from polymask.pack.storing import load_domain
 from polymask.train.fit import Listener, fit
-from polymask.train.forgetting import BaseAfter, measure_base
 from polymask.train.joint import fit_joint
-from polymask.train.method_text import method_by
-from polymask.train.predict import Batches, evaluate
-from polymask.train.recipe import Recipe, get_recipe
+from polymask.train.predict import Batches, accuracy, evaluate, own_network
+from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import EpochRecord, plain
+
+_BATCHES = 4  # of each domain, for the agreement
+
+
+@dataclass(frozen=True)
+class BaseAfter:
+    """What became of a base, and of its own classifier, in percent.
+
+    `change` is |W' - W| / |W| over all tensors that were moved. `agreement` is the share of the
+    domains' images that the base's own classifier still puts in the same class; the accuracies are
+    on the base's own images, where those were given.
+    """
+
+    change: float
+    agreement: float | None
+    accuracy_before: float | None
+    accuracy_after: float | None
+
+
+@torch.no_grad()
+def measure_base(base: Base, moved: Mapping[str, Tensor], images: Sequence[Batches], own: Batches | None) -> BaseAfter:
+    """Compare the base with what it was, by its weights and by its classifier."""
+    if not moved:
+        raise MethodError("the method moves the base, but its `moved` gives no tensors")
+    before = torch.stack([base.tensor(name).double().norm() for name in moved]).norm()
+    gap = torch.stack([(moved[name].double() - base.tensor(name).double()).norm() for name in moved]).norm()
+    change = float(gap / before)
+    if base.head is None:
+        return BaseAfter(change, None, None, None)
+    then, now = own_network(base), own_network(base, moved)
+    same = total = 0
+    for batches in images:
+        for batch, _ in islice(batches.batches(0), _BATCHES):
+            batch = base.placed(batch)
+            same += int((then(batch).argmax(1) == now(batch).argmax(1)).sum())
+            total += len(batch)
+    accuracies = [None if own is None else accuracy(net, own, base) for net in (then, now)]
+    return BaseAfter(change, 100 * same / total, *accuracies)
+
 
 _OWN = "own"  # the base's own domain, among files
 
@@ -97,7 +135,7 @@ def fit_all(
     chosen = {name: lessons[name] for name in names}
     teacher = _Teacher(base, recipe, seed, folder, resume, listener)
     domains = teacher.together(method, chosen) if method.joint else teacher.in_turn(method, chosen, own)
-    learned = {name: accuracy(base, domains[name], chosen[name]) for name in names}
+    learned = {name: lesson_accuracy(base, domains[name], chosen[name]) for name in names}
 
     final = dict(learned)
     settled = method.settle(base, list(domains.values()))
@@ -105,7 +143,7 @@ def fit_all(
         if domain is not domains[name]:
             domain.input = domains[name].input
             domains[name] = teacher.refine(name, domain, chosen[name])
-            final[name] = accuracy(base, domain, chosen[name])
+            final[name] = lesson_accuracy(base, domain, chosen[name])
     if folder is not None:
         for name, domain in domains.items():
             domain.metrics = {"test_accuracy": final[name]}
@@ -116,11 +154,11 @@ def fit_all(
         images = [lesson.train for lesson in chosen.values()]
         after = measure_base(base, moved, images, None if own is None else own.test or own.val)
         if own is not None and teacher.own is not None:  # with the head that it learned there
-            after = replace(after, accuracy_after=accuracy(base, teacher.own, own))
+            after = replace(after, accuracy_after=lesson_accuracy(base, teacher.own, own))
     return Fitted(domains, teacher.histories, learned, final, after)
 
 
-def accuracy(base: Base, domain: Domain, lesson: Lesson) -> float | None:
+def lesson_accuracy(base: Base, domain: Domain, lesson: Lesson) -> float | None:
     """In percent, on a lesson's test images, or on val, or None where it has neither."""
     batches = lesson.test or lesson.val
     return None if batches is None else evaluate(base, domain, batches)

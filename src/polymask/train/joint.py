@@ -20,18 +20,20 @@ from torch import Tensor
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.errors import InterruptedTraining, NotFinite, TrainingError
-from polymask.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from polymask.train.fit import Listener, seeded, stop_signals
 from polymask.train.learner import DomainLearner, learned_by, make_optimisers, placed
 from polymask.train.predict import Batches, evaluate
 from polymask.train.recipe import Recipe
 from polymask.train.state import (
+    CheckpointError,
     EpochRecord,
     Run,
     copied,
     domain_identity,
+    load_checkpoint,
     pack_stored,
     plain,
+    save_checkpoint,
     unpack_stored,
 )
 

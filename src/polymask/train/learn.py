@@ -1,29 +1,40 @@
-"""From images to a trained domain, in one call."""
+"""From images to a trained domain, or to a base, in one call.
+
+Pretraining: a whole network, from random weights to a base's file.
+
+Nothing is frozen and there is no domain yet: every parameter learns by one optimiser. The loop, its
+checkpoints and its promises are those that domains are trained by (`train.run_epochs`).
+"""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
 from polymask.core.domain import Domain, new_domain
 from polymask.core.input import InputSpec
-from polymask.core.method import Method
+from polymask.core.method import Method, Stored
+from polymask.core.network import tensor_of, trains_channels_last
 from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
-from polymask.data.transforms import eval_transform, train_transform
-from polymask.train.fit import Listener, fit
-from polymask.train.likeness import likeness_note
-from polymask.train.method_text import method_by
-from polymask.train.predict import evaluate
-from polymask.train.recipe import Recipe, get_recipe
-from polymask.train.state import EpochRecord
+from polymask.data.preprocess import eval_transform, train_transform
+from polymask.errors import BaseError
+from polymask.nets.base_file import BaseNotes, write_base
+from polymask.nets.zoo import build
+from polymask.train.fit import Listener, fit, require_val, run_epochs, seeded, stop_signals
+from polymask.train.learner import Learner, Step, count_hits, descend, make_optimiser, moved
+from polymask.train.predict import Batches, accuracy, evaluate, likeness_note
+from polymask.train.recipe import Recipe, get_recipe, method_by
+from polymask.train.state import EpochRecord, Run
 
 if TYPE_CHECKING:
     from polymask.train.ranks import Ranks
@@ -139,3 +150,156 @@ def make_loaders(
     many = eval_transform(data, spec, crops=crops)
     test = None if caches.test is None else Loader(caches.test, many, batch_size=64)
     return Loaders(train, val, test)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A trained network in eval mode, with what was measured; accuracies in percent."""
+
+    name: str
+    net: nn.Module
+    input: InputSpec
+    classes: tuple[str, ...]
+    history: list[EpochRecord]
+    test_accuracy: float | None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def base(self) -> Base:
+        """The network as a base, as `load_base` gives it from the file."""
+        return Base(self.net, name=self.name, input=self.input)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file that `load_base(path)` reads: the whole of it or nothing."""
+        notes = BaseNotes(self.name, list(self.classes), self.input.to_json(), self.recipe, self.metrics)
+        write_base(path, self.net, notes)
+
+
+def pretrain(
+    name: str,
+    data: DomainData | str | Path,
+    recipe: str | Recipe = "pretrain",
+    *,
+    loaders: Loaders | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> Pretrained:
+    """Train the network `name` from random weights, and measure it on test.
+
+    `name` is a built-in network, "timm:NAME" or "torchvision:NAME"; its classifier gets the classes
+    of `data`. With `checkpoint` the state is written there after every epoch and when a signal asks
+    to stop; `resume` goes on from it, to the same result to the bit.
+    """
+    recipe = get_recipe(recipe)
+    if not isinstance(data, DomainData):
+        data = load_data(data, seed=seed)
+    with seeded(seed):
+        net, spec = build(name, pretrained=False, classes=len(data.classes))
+    spec = replace(recipe.input(spec), squash=data.squash)
+    _check(net, name, spec, len(data.classes))
+    loaders = loaders or make_loaders(data, spec, recipe, seed=seed)
+    require_val(recipe, loaders.val)
+
+    torch.manual_seed(seed)
+    learner = NetworkLearner(net.to(device or "cpu"), recipe)
+    run = Run(_identity(name, data, recipe, seed))
+    if resume and checkpoint is not None and checkpoint.exists():
+        run.load(checkpoint)
+    with stop_signals() as stop:
+        run_epochs(learner, loaders.train, loaders.val, run, listener or Listener(), stop, checkpoint)
+    if run.best is not None:
+        net.load_state_dict(run.best)
+    tested = None if loaders.test is None else learner.measure(loaders.test)
+    kept = run.history[-1].val_accuracy if run.best is None else run.best_accuracy
+    return Pretrained(
+        name,
+        net.eval(),
+        spec,
+        data.classes,
+        run.history,
+        tested,
+        recipe=recipe.to_json() | {"seed": seed, "data": data.name},
+        metrics={"val_accuracy": kept, "test_accuracy": tested},
+    )
+
+
+class NetworkLearner(Learner):
+    """A whole network with the one optimiser that it is trained by."""
+
+    def __init__(self, net: nn.Module, recipe: Recipe) -> None:
+        self.net, self.recipe = net, recipe
+        first = next(net.parameters())
+        self.device, self.dtype = first.device, first.dtype
+        self.channels_last = recipe.channels_last and trains_channels_last(net)
+        learned = [p for p in net.parameters() if p.requires_grad]
+        optimiser = make_optimiser(
+            [{"params": learned, "weight_decay": recipe.weight_decay}],
+            recipe.optimiser,
+            recipe.rate,
+            recipe.momentum,
+        )
+        self.optimisers = {"network": optimiser}
+
+    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return moved(images, labels, self.device, channels_last=self.channels_last)
+
+    def begin_epoch(self) -> None:
+        self.net.train()
+
+    def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
+        for group in self.optimisers["network"].param_groups:
+            group["lr"] = self.recipe.rate * self.recipe.factor(epoch)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.recipe.autocast):
+            logits = tensor_of(self.net(images))
+            loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+        value = descend(loss, self.optimisers.values())
+        return Step(value, count_hits(logits, labels), len(labels))
+
+    def settle(self, train: Batches, epoch: int) -> None:
+        """Nothing to do: the statistics of norms are what the steps have left."""
+
+    def measure(self, val: Batches) -> float:
+        return accuracy(self.net.eval(), val, self)
+
+    def stored(self) -> dict[str, Stored]:
+        return dict(self.net.state_dict())
+
+    def state(self) -> dict[str, Any]:
+        return {
+            # A copy each: a file of safetensors has no tensors that share memory.
+            "network": {name: t.clone() for name, t in self.net.state_dict().items()},
+            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.net.load_state_dict(state["network"])
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
+
+
+def _check(net: nn.Module, name: str, spec: InputSpec, classes: int) -> None:
+    """Raise unless the network makes logits of its classes from images as they will be fed."""
+    if getattr(net, "aux_logits", False):
+        raise BaseError(f"{name} has auxiliary classifiers, which are not trained here; choose another")
+    try:
+        with torch.no_grad():
+            found = tuple(tensor_of(net.eval()(torch.zeros(1, *spec.shape))).shape[1:])
+    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+        raise BaseError(f"{name} does not run on images of shape {spec.shape}: {error}; give another side") from error
+    if found != (classes,):
+        raise BaseError(
+            f"{name} gives {found} for an image, not {classes} logits; choose a network that classifies images"
+        )
+
+
+def _identity(name: str, data: DomainData, recipe: Recipe, seed: int) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "recipe": recipe.to_json(),
+        "network": name,
+        "classes": list(data.classes),
+        "training set": [data.name, len(data.train)],
+    }

@@ -1,21 +1,24 @@
-"""The processes that torchrun started, as one: what they agree on, and what they sum."""
+"""The processes that torchrun started, as one: what they agree on, what they sum, each one's piece of a batch."""
 
+import hashlib
 import json
 import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from polymask._version import __version__
+from polymask.data.loader import Loader
 from polymask.errors import LostProcess, TrainingError
 from polymask.train.predict import Batches, count_right, network
 from polymask.train.state import Run, plain
@@ -25,6 +28,82 @@ if TYPE_CHECKING:
     from polymask.core.domain import Domain
     from polymask.train.fit import Stop
     from polymask.train.ranked_steps import SharedSession
+
+_SAMPLED = 50  # images that stand for all when data is compared
+
+
+class Shard:
+    """The pieces of a rank, for training.
+
+    Batch norm needs two images. So where a batch has fewer than two for each rank, every rank runs
+    the whole of it, and only rank 0's counts. `counted` is the number of images of the batch given
+    last that count.
+    """
+
+    def __init__(self, whole: Batches, rank: int, world: int) -> None:
+        self.whole, self.rank, self.world = whole, rank, world
+        self.counted = 0
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The pieces of an epoch's batches, from batch `start` on."""
+        with closing(self._sized(epoch, start)) as pieces:
+            for size, images, labels in pieces:
+                self.counted = len(labels)
+                if self._is_small(size) and self.rank > 0:
+                    self.counted = 0
+                yield images, labels
+
+    def counted_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The pieces that count: over all ranks every image once."""
+        for images, labels in self.batches():
+            if self.counted:
+                yield images, labels
+
+    def cut(self, size: int) -> slice:
+        """Which images of a batch of this size are in the piece."""
+        if self._is_small(size):
+            return slice(size)
+        return slice(size * self.rank // self.world, size * (self.rank + 1) // self.world)
+
+    def _is_small(self, size: int) -> bool:
+        return size < 2 * self.world
+
+    def _sized(self, epoch: int, start: int) -> Generator[tuple[int, Tensor, Tensor], None, None]:
+        """The size of each batch, and its piece."""
+        if isinstance(self.whole, Loader):
+            with closing(self.whole.pieces(self.cut, epoch, start)) as pieces:
+                for size, piece in zip(self.whole.sizes()[start:], pieces, strict=True):
+                    yield size, *piece
+            return
+        for images, labels in self.whole.batches(epoch, start):
+            kept = self.cut(len(labels))
+            yield len(labels), images[kept], labels[kept]
+
+
+def describe(batches: Batches | None) -> dict[str, str]:
+    """What two processes must have in common to have the same images."""
+    if batches is None:
+        return {"images": "none"}
+    found = hashlib.sha256()
+    if not isinstance(batches, Loader):
+        for tensor in next(iter(batches.batches())):
+            found.update(tensor.contiguous().numpy().tobytes())
+        return {"batches": str(len(batches)), "first batch": found.hexdigest()[:12]}
+    cache = batches.cache
+    places = np.linspace(0, len(cache) - 1, min(_SAMPLED, len(cache))).astype(int)
+    for place in places.tolist():
+        found.update(cache.image(place).contiguous().numpy().tobytes())
+    return {
+        "images": str(len(cache)),
+        "labels": hashlib.sha256(cache.labels.numpy().tobytes()).hexdigest()[:12],
+        "pixels": found.hexdigest()[:12],
+        "size of a batch": str(batches.batch_size),
+        "seed of the order": str(batches.seed),
+    }
+
 
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -115,7 +194,6 @@ class Ranks:
     def session(self, train: Batches, val: Batches | None, run: Run, stop: "Stop") -> "SharedSession":
         """A training that all processes do together; raise unless they are about to do the same."""
         from polymask.train.ranked_steps import SharedSession
-        from polymask.train.shards import Shard, describe
 
         smallest = getattr(train, "batch_size", 2 * self.world)
         if smallest < 2 * self.world:
@@ -147,8 +225,6 @@ class Ranks:
 
     def evaluate(self, base: "Base", domain: "Domain", batches: Batches) -> float:
         """Accuracy in percent; every process looks at its piece."""
-        from polymask.train.shards import Shard
-
         pieces = Shard(batches, self.rank, self.world).counted_batches()
         counts = count_right(network(base, domain), pieces, base)
         right, total = self.sum(torch.tensor(counts, dtype=torch.float64)).tolist()

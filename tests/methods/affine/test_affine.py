@@ -10,8 +10,7 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, tiny_base, trained
-from polymask.core.binarize import binarize
-from polymask.core.bits import Bits
+from polymask.core.bits import Bits, binarize
 from polymask.methods.affine.formula import AffineMask, affine
 from polymask.methods.affine.method import ABLATION, PRESETS, Affine
 

@@ -10,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import polymask as pm
 from nets import batch, logits, tiny_base, tiny_net, train, trained
-from polymask.core.kept import KeptMemory, kept_memory
+from polymask.core.buffers import KeptMemory, kept_memory
 from polymask.core.merge import WorkingNetwork
-from polymask.train.checkpoint import load_checkpoint, save_checkpoint
+from polymask.train.state import load_checkpoint, save_checkpoint
 from short_training import fresh
 
 

@@ -3,19 +3,53 @@
     W~ = k0 W + k1 1 + k2 M + k3 W∘M
 
 For one weight w it is a choice between two affine maps of it, k0 w + k1 and
-(k0 + k3) w + (k1 + k2). `polymask.methods.affine.eager` computes it and the gradients.
+(k0 + k3) w + (k1 + k2). `kernels` computes it and the gradients.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polymask.core.binarize import Surrogate
-from polymask.methods.affine import eager as kernels
-from polymask.methods.affine.matrices import Matrices
+from polymask.core.bits import Surrogate
+from polymask.methods.affine import kernels
+
+
+class Matrices:
+    """How tensors of one shape become (rows, columns), and back.
+
+    Where memory is laid out as `like` has it, nothing is copied: channels last stays channels last.
+    `scalar_shape` broadcasts over the shape and says what shares one set of scalars.
+    """
+
+    def __init__(self, like: Tensor, scalar_shape: tuple[int, ...]) -> None:
+        split = [d for d, size in enumerate(scalar_shape) if size > 1]
+        shared = [d for d in range(like.ndim) if d not in split]
+        self.rows = prod(scalar_shape)
+        self.order = split + sorted(shared, key=like.stride, reverse=True)
+        self.sizes = [like.shape[d] for d in self.order]
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor is laid out so that its matrix is a view."""
+        return tensor.permute(self.order).is_contiguous()
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """(rows, columns)."""
+        return tensor.permute(self.order).reshape(self.rows, -1)
+
+    def tensor(self, matrix: Tensor) -> Tensor:
+        """The inverse of `matrix`; a view."""
+        back = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return matrix.view(self.sizes).permute(back)
+
+    def column(self, scalar: Tensor | float, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Scalars as (rows, 1); a fixed one is the same in each row."""
+        if isinstance(scalar, Tensor):
+            return scalar.detach().reshape(self.rows, 1)
+        return torch.full((self.rows, 1), scalar, dtype=dtype, device=device)
 
 
 def affine(

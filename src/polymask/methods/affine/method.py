@@ -23,16 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from polymask.core.binarize import SURROGATES, Surrogate, threshold
-from polymask.core.bits import Bits
-from polymask.core.kept import release_memory
+from polymask.core.bits import SURROGATES, Bits, Surrogate, threshold
+from polymask.core.buffers import release_memory
 from polymask.core.method import Method, NormPolicy, Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.affine import eager as kernels
-from polymask.methods.affine.formula import AffineMask, affine
+from polymask.methods.affine import kernels
+from polymask.methods.affine.formula import AffineMask, Matrices, affine
 from polymask.methods.affine.kernels import compiled_kernels
-from polymask.methods.affine.matrices import Matrices
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -115,7 +113,7 @@ class Affine(Method):
         """All sites in one operation, where compiled kernels are in use."""
         if not compiled_kernels():
             return {}
-        from polymask.methods.affine.fused import fused_weights
+        from polymask.methods.affine.compiled import fused_weights
 
         transforms = {n: cast(AffineTransform, t) for n, t in domain.named_transforms()}
         return fused_weights(base, transforms, out)

@@ -1,0 +1,140 @@
+"""From a domain to its pack, and back: everything is checked before anything is built."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polymask.core.base import Base
+from polymask.core.bits import Bits
+from polymask.core.domain import Domain, skeleton
+from polymask.core.input import InputSpec
+from polymask.core.method import Stored
+from polymask.core.registry import create_method, list_methods
+from polymask.errors import PackError, PolymaskError
+from polymask.pack.format import BitArray, Manifest, read_pack, write_pack
+from polymask.pack.hub import local_pack
+
+
+def save_domain(domain: "Domain", path: str | Path) -> None:
+    """Write a domain's pack: the whole file or nothing."""
+    if domain.method.name not in list_methods():
+        raise PackError(
+            f"{path} is not written: the method has no registered name, so no one could read "
+            "it; register(name, method) and make the domain by that name"
+        )
+    tensors: dict[str, np.ndarray[Any, Any] | BitArray] = {}
+    for name, stored in domain.stored().items():
+        if isinstance(stored, Bits):
+            tensors[name] = BitArray.encoded(stored.to_bytes(), stored.shape)
+            continue
+        if stored.dtype == torch.bfloat16 or not torch.isfinite(stored).all():
+            raise PackError(
+                f"{path} is not written: {name} of the domain holds values that are not "
+                "finite, or bfloat16; train it again with a smaller rate, in float32"
+            )
+        tensors[name] = stored.cpu().numpy()
+    manifest = Manifest(
+        method=domain.method.name,
+        options=domain.method.options(),
+        base=domain.base_name,
+        fingerprint=domain.fingerprint,
+        input=domain.input.to_json(),
+        classes=domain.classes,
+        recipe=domain.recipe,
+        metrics=domain.metrics,
+    )
+    write_pack(path, manifest, tensors)
+
+
+def load_domain(path: str | Path, base: Base) -> Domain:
+    """The domain of a pack, in its stored form.
+
+    `path` is a file, or a pack on the Hugging Face Hub: `hf:USER/REPO[@REVISION][/FILE]`.
+    Everything is checked before anything is built: the file's sha256 and format, the base's
+    fingerprint, the method and its options, and every tensor's name, type, shape and values.
+
+        >>> import torch, polymask as pm
+        >>> base = pm.load_base(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)),
+        ...                     input=pm.InputSpec(shape=(3, 2, 2)), classifier=None)
+        >>> pm.new_domain(base, "affine-full", ["cat", "dog"]).save("pets.safetensors")
+        >>> pm.load_domain("pets.safetensors", base).classes
+        ['cat', 'dog']
+    """
+    path = local_pack(path)
+    manifest, tensors = read_pack(path)
+    if manifest.fingerprint != base.fingerprint:
+        raise PackError(
+            f"{path} was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
+            f"this base is {base.name} ({base.fingerprint[:12]}…); load the base that it was "
+            "trained on, or retrain"
+        )
+    try:
+        method = create_method(manifest.method, **_current(manifest.method, manifest.options))
+        # The sites are the pack's own: which ones the base was loaded with does not matter.
+        used = {name.split("/")[1] for name in tensors if name.startswith("transform/")}
+        sites = {name: site for name, site in base.all_sites.items() if name in used}
+        domain = skeleton(base, method, manifest.classes, sites)
+        domain.input = InputSpec(**manifest.input)
+    except (PolymaskError, TypeError) as error:
+        raise PackError(f"{path}: {error}") from error
+    domain.recipe, domain.metrics = manifest.recipe, manifest.metrics
+    if base.dtype == torch.float16:
+        tensors = _widened(domain.stored(), tensors)
+    return domain.restore(_checked(path, domain.stored(), tensors)).to(base.device)
+
+
+def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A pack's options as its method has them now: without retired ones, and with newer ones."""
+    known = create_method(method)
+    kept = {name: value for name, value in options.items() if name not in known.retired}
+    return {**known.unnamed, **kept}
+
+
+def _widened(
+    expected: Mapping[str, Stored], found: Mapping[str, np.ndarray[Any, Any] | BitArray]
+) -> dict[str, np.ndarray[Any, Any] | BitArray]:
+    """The tensors, halves widened: once, what learned on such a base was kept in its type."""
+    wanted = {n: t.dtype for n, t in expected.items() if isinstance(t, torch.Tensor)}
+    return {
+        name: t.astype(np.float32)
+        if not isinstance(t, BitArray) and t.dtype == np.float16 and wanted.get(name) == torch.float32
+        else t
+        for name, t in found.items()
+    }
+
+
+def _checked(
+    path: str | Path,
+    expected: Mapping[str, Stored],
+    found: Mapping[str, np.ndarray[Any, Any] | BitArray],
+) -> dict[str, Stored]:
+    """The tensors of a pack, once each is known to be what the domain expects."""
+    if expected.keys() != found.keys():
+        odd = sorted(expected.keys() ^ found.keys())
+        raise PackError(
+            f"{path} does not fit its method on this base: it lacks or does not know "
+            f"{', '.join(odd[:3])}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+        )
+    for name, want in expected.items():
+        got = found[name]
+        if isinstance(want, Bits) != isinstance(got, BitArray) or tuple(want.shape) != got.shape:
+            raise PackError(f"{path}: {name} has shape {got.shape}, not {tuple(want.shape)} ")
+        if isinstance(got, BitArray):
+            continue
+        if str(got.dtype) != str(want.dtype).removeprefix("torch."):  # type: ignore[union-attr]
+            raise PackError(f"{path}: {name} has type {got.dtype}, not {want.dtype}")  # type: ignore[union-attr]
+        if not np.isfinite(got).all():
+            raise PackError(f"{path}: {name} holds values that are not finite")
+    stored: dict[str, Stored] = {}
+    for name, got in found.items():
+        if not isinstance(got, BitArray):
+            stored[name] = torch.from_numpy(got.copy())
+            continue
+        try:
+            stored[name] = Bits.from_bytes(got.decoded(), got.shape)
+        except ValueError as error:
+            raise PackError(f"{path}: {name}: {error}") from error
+    return stored

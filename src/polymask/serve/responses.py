@@ -1,0 +1,276 @@
+"""What the server answers, as the OpenAPI describes it, and what it counts.
+
+Counts and times for Prometheus, over all worker processes of a server.
+
+With several workers `PROMETHEUS_MULTIPROC_DIR` names a folder in which each keeps its numbers;
+whichever worker is asked adds them up.
+"""
+
+import os
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from pydantic import BaseModel, Field
+
+from polymask.library.cache import CacheStats
+from polymask.serve.engine import Answer, Best, Engine, Rule
+from polymask.serve.library import Entry
+
+_RANKED = 20
+
+
+class Guess(BaseModel):
+    """One class and how likely it is."""
+
+    label: str = Field(serialization_alias="class")
+    probability: float
+
+
+class Seen(BaseModel):
+    """What is on one image."""
+
+    top: list[Guess]
+
+
+class Prediction(BaseModel):
+    """What a domain sees on each image."""
+
+    domain: str
+    pack: str = Field(description="sha256 of the pack that answered")
+    warm: bool = Field(description="the domain's network was merged already")
+    milliseconds: float
+    images: list[Seen]
+
+
+class DomainScore(BaseModel):
+    """How well a domain fits an image: larger is better."""
+
+    domain: str
+    score: float
+
+
+class SeenByBest(Seen):
+    """What is on one image, by the domain that fits it best."""
+
+    domain: str
+    pack: str = Field(description="sha256 of the pack that answered")
+    ranking: list[DomainScore] = Field(description="the best domains, at most 20")
+
+
+class AutoPrediction(BaseModel):
+    """What the best domain sees on each image."""
+
+    rule: Rule = Field(description="what the scores are: see docs/serve.md")
+    milliseconds: float
+    images: list[SeenByBest]
+
+
+class DomainSummary(BaseModel):
+    """A domain in the list."""
+
+    name: str
+    method: str
+    class_count: int
+    bytes: int
+    test_accuracy: float | None = Field(description="in percent, where the pack says it")
+    warm: bool = Field(description="its network is merged, in the process that answers")
+    sha256: str
+
+
+class DomainDetail(DomainSummary):
+    """A domain with its classes and its numbers."""
+
+    classes: list[str]
+    metrics: dict[str, str | float | None]
+    options: dict[str, str | float | None]
+    input_shape: list[int]
+    base: str
+    written_by: str = Field(description="the version of polymask that wrote the pack")
+
+
+class BaseSummary(BaseModel):
+    """The network that all domains share."""
+
+    name: str
+    fingerprint: str
+
+
+class Rejected(BaseModel):
+    """A pack in the folder that cannot be served."""
+
+    name: str
+    reason: str
+
+
+class DomainList(BaseModel):
+    """The library."""
+
+    base: BaseSummary
+    total: int
+    domains: list[DomainSummary]
+    next: str | None = Field(description="give it as `after` to see more")
+    rejected: list[Rejected]
+    writable: bool = Field(description="whether packs may be uploaded and deleted")
+
+
+class Problem(BaseModel):
+    """Why a request was not answered."""
+
+    error: str
+    request: str = Field(description="the request's id, as in the server's log")
+
+
+def seen(answer: Answer, row: int, top_k: int) -> list[Guess]:
+    """The likeliest classes of one image."""
+    classes = answer.entry.classes
+    values, places = answer.logits[row].softmax(0).topk(min(top_k, len(classes)))
+    found = zip(places.tolist(), values.tolist(), strict=True)
+    return [Guess(label=classes[place], probability=value) for place, value in found]
+
+
+def prediction(answer: Answer, top_k: int, milliseconds: float) -> Prediction:
+    """The answer of one domain."""
+    return Prediction(
+        domain=answer.entry.name,
+        pack=answer.entry.info.manifest.sha256,
+        warm=answer.warm,
+        milliseconds=round(milliseconds, 2),
+        images=[Seen(top=seen(answer, row, top_k)) for row in range(len(answer.logits))],
+    )
+
+
+def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPrediction:
+    """The answer of the best domain for each image."""
+    images = []
+    for answer, ranking in zip(best.answers, best.rankings, strict=True):
+        images.append(
+            SeenByBest(
+                top=seen(answer, 0, top_k),
+                domain=answer.entry.name,
+                pack=answer.entry.info.manifest.sha256,
+                ranking=[DomainScore(domain=one.entry.name, score=one.score) for one in ranking[:_RANKED]],
+            )
+        )
+    return AutoPrediction(rule=best.rule, milliseconds=round(milliseconds, 2), images=images)
+
+
+def summary(entry: Entry, warm: bool) -> DomainSummary:
+    """A pack in the list."""
+    return DomainSummary(**_summary(entry, warm))
+
+
+def detail(entry: Entry, warm: bool) -> DomainDetail:
+    """A pack with all that its manifest tells."""
+    manifest = entry.info.manifest
+    return DomainDetail(
+        **_summary(entry, warm),
+        classes=entry.classes,
+        metrics=_plain(manifest.metrics),
+        options=_plain(manifest.options),
+        input_shape=list(entry.input.shape),
+        base=manifest.base,
+        written_by=manifest.library,
+    )
+
+
+def _summary(entry: Entry, warm: bool) -> dict[str, Any]:
+    manifest = entry.info.manifest
+    accuracy = _plain(manifest.metrics).get("test_accuracy")
+    return {
+        "name": entry.name,
+        "method": manifest.method,
+        "class_count": len(entry.classes),
+        "bytes": entry.info.bytes,
+        "test_accuracy": accuracy if isinstance(accuracy, float) else None,
+        "warm": warm,
+        "sha256": manifest.sha256,
+    }
+
+
+def _plain(notes: dict[str, Any]) -> dict[str, str | float | None]:
+    """The notes that are single values; a pack may hold anything."""
+    found: dict[str, str | float | None] = {}
+    for name, value in notes.items():
+        if value is None or isinstance(value, str):
+            found[name] = value
+        elif isinstance(value, int | float) and abs(value) < 1e300:
+            found[name] = float(value)
+    return found
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own name for it
+
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The numbers of one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("polymask_requests", "Requests answered", ["route", "status"], registry=registry)
+        self.seconds = Histogram(
+            "polymask_request_seconds",
+            "Time from a request's first byte to its answer",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.images = self._counter("polymask_images", "Images run")
+        self.batch_images = Histogram("polymask_batch_images", "Images in a batch", buckets=_IMAGES, registry=registry)
+        self.batch_seconds = Histogram(
+            "polymask_batch_seconds",
+            "Time to run a batch, with the merge where the domain was cold",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.waiting = self._gauge("polymask_waiting_images", "Images admitted, not yet answered")
+        self.hits = self._counter("polymask_cache_hits", "Batches that found a network warm")
+        self.misses = self._counter("polymask_cache_misses", "Networks merged")
+        self.evictions = self._counter("polymask_cache_evictions", "Networks dropped for others")
+        self.cache_bytes = self._gauge("polymask_cache_bytes", "Bytes of warm networks")
+        self.budget = self._gauge("polymask_cache_budget_bytes", "Bytes that they may take")
+        self._seen = CacheStats()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
+
+    def observe_batch(self, images: int, seconds: float) -> None:
+        """A batch was run."""
+        self.images.inc(images)
+        self.batch_images.observe(images)
+        self.batch_seconds.observe(seconds)
+
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+
+    def observe_engine(self, engine: Engine) -> None:
+        """The cache and the queue as they are now."""
+        seen, self._seen = self._seen, engine.cache.stats
+        self.hits.inc(self._seen.hits - seen.hits)
+        self.misses.inc(self._seen.misses - seen.misses)
+        self.evictions.inc(self._seen.evictions - seen.evictions)
+        self.cache_bytes.set(self._seen.bytes)
+        self.budget.set(engine.cache.budget_bytes)
+        self.waiting.set(engine.batcher.admitted)
+
+    def text(self) -> bytes:
+        """All numbers in Prometheus' text format."""
+        if FOLDER not in os.environ:
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return generate_latest(together)
