@@ -28,7 +28,8 @@ from torch import Tensor
 import polymask as pm
 from polymask.data.load import load_data
 from polymask.data.preprocess import Feed
-from polymask.pack.format import packs_in, write_atomically
+from polymask.files import write_atomically
+from polymask.pack.format import packs_in
 from polymask.train.predict import fit, likeness, logits, network, read_likeness
 
 DEMO = ("digits", "letters", "solar-cells")

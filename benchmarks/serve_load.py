@@ -31,8 +31,8 @@ from load.rivals import Checkpoints, bare_forward
 from load.server import Memory, Server, percentiles
 
 import polymask as pm
+from polymask.files import write_atomically
 from polymask.library.cache import MergedCache
-from polymask.pack.format import write_atomically
 
 BASE, CLASSES, WARM = "efficientnet-lite0", 20, 50
 ROUNDS = 3

@@ -6,18 +6,18 @@ The public names are loaded when they are first used, so that reading a pack nee
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from polymask._version import __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from polymask.benchmarks.local import run_jobs
     from polymask.conversion.convert import convert
     from polymask.conversion.export import Exported, export_domain
     from polymask.core.accounting import Account, account
-    from polymask.core.base import Base, load_base
-    from polymask.core.domain import Domain, new_domain
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
     from polymask.core.input import InputSpec
     from polymask.core.method import Method, Transform
-    from polymask.core.registry import create_method, list_methods, register
+    from polymask.core.registry import create_method, list_methods, new_domain, register
     from polymask.core.survey import Site
     from polymask.data.images import DomainData
     from polymask.data.load import load_data
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         DomainError,
         EngineError,
         ExportError,
+        FileError,
         HubError,
         InputError,
         InterruptedTraining,
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from polymask.library.model import DomainModel, MultiDomainModel
     from polymask.methods.affine.kernels import set_kernels
     from polymask.nets.torchvision_guard import import_torchvision
+    from polymask.nets.zoo import load_base
     from polymask.pack.format import inspect
     from polymask.pack.storing import load_domain
+    from polymask.report.card import push
     from polymask.train.fit import fit
     from polymask.train.fit_all import Fitted, Lesson, fit_all
     from polymask.train.learn import Loaders, learn, make_loaders, pretrain
@@ -48,31 +51,32 @@ if TYPE_CHECKING:
     from polymask.train.recipe import Recipe, get_recipe
 
 _HOME = {
-    "benchmarks.running": "run_jobs",
+    "benchmarks.local": "run_jobs",
     "conversion.convert": "convert",
-    "conversion.export": "Exported export_domain",
+    "conversion.export": "export_domain Exported",
     "core.accounting": "Account account",
-    "core.base": "Base load_base",
-    "core.domain": "Domain new_domain",
+    "core.base": "Base",
+    "core.domain": "Domain",
     "core.input": "InputSpec",
     "core.method": "Method Transform",
-    "core.registry": "create_method list_methods register",
+    "core.registry": "create_method list_methods new_domain register",
     "core.survey": "Site",
     "data.images": "DomainData",
     "data.load": "load_data",
-    "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError HubError "
-    "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
+    "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError FileError HubError InputError "
+    "InterruptedTraining MethodError PackError PolymaskError TrainingError",
     "library.model": "DomainModel MultiDomainModel",
     "methods.affine.kernels": "set_kernels",
     "nets.torchvision_guard": "import_torchvision",
+    "nets.zoo": "load_base",
     "pack.format": "inspect",
-    "pack.loading": "load_domain",
+    "pack.storing": "load_domain",
+    "report.card": "push",
     "train.fit": "fit",
-    "train.fit_all": "Fitted Lesson fit_all",
-    "train.learn": "Loaders learn make_loaders",
+    "train.fit_all": "fit_all Fitted Lesson",
+    "train.learn": "learn Loaders make_loaders pretrain",
     "train.predict": "evaluate",
-    "train.pretrain": "pretrain",
-    "train.recipe": "Recipe get_recipe",
+    "train.recipe": "get_recipe Recipe",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

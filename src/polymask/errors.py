@@ -35,6 +35,10 @@ class InputError(PolymaskError):
     """A batch of images does not fit the base."""
 
 
+class FileError(PolymaskError):
+    """A file cannot be written."""
+
+
 class PackError(PolymaskError):
     """A pack is damaged, foreign, or made for another base."""
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, tiny_base, trained
-from polymask.core.domain import skeleton
+from polymask.core.registry import skeleton
 from polymask.core.survey import Site
 from polymask.methods.dan import Dan
 

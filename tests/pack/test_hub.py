@@ -58,7 +58,7 @@ def pack(domain, tmp_path):
 
 
 def test_what_is_pushed_comes_back_to_the_bit(hub, base, domain):
-    address = domain.push_to_hub(REPO)
+    address = pm.push(domain, REPO)
     assert address.startswith(f"{hub.url}/{REPO}/commit/")
     assert hub.files(REPO).keys() == {
         ".gitattributes",
@@ -74,14 +74,14 @@ def test_what_is_pushed_comes_back_to_the_bit(hub, base, domain):
 
 
 def test_a_push_is_one_commit_and_the_pack_travels_as_a_large_file(hub, domain):
-    domain.push_to_hub(REPO, message="First")
+    pm.push(domain, REPO, message="First")
     posts = [path for method, path in hub.requests if method in ("POST", "PUT")]
     assert sum("/commit/" in path for path in posts) == 1
     assert sum(path.startswith("/lfs/") for path in posts) == 1
 
 
 def test_the_card_says_what_the_hub_and_a_reader_want_to_know(hub, domain):
-    domain.push_to_hub(REPO, license="apache-2.0")
+    pm.push(domain, REPO, license="apache-2.0")
     text = hub.files(REPO)["README.md"].decode()
     card = ModelCard(text)
     assert card.data.library_name == "polymask"
@@ -107,7 +107,7 @@ def test_the_card_says_what_the_hub_and_a_reader_want_to_know(hub, domain):
 
 
 def test_the_cards_figure_is_an_svg_of_the_masks(hub, base, domain):
-    domain.push_to_hub(REPO)
+    pm.push(domain, REPO)
     drawing = hub.files(REPO)["digits.masks.svg"].decode()
     root = ElementTree.fromstring(drawing)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -123,7 +123,7 @@ def test_the_cards_figure_is_an_svg_of_the_masks(hub, base, domain):
 def test_names_in_a_card_cannot_break_it(hub, base):
     names = ["a | b", "<script>", "`x`", "c: [d]\n# e"]
     domain = pm.new_domain(base, "classifier-only", names)
-    domain.push_to_hub(REPO)
+    pm.push(domain, REPO)
     text = hub.files(REPO)["README.md"].decode()
     assert "<script>" not in text
     assert "\\`x\\`" in text
@@ -132,17 +132,17 @@ def test_names_in_a_card_cannot_break_it(hub, base):
 
 
 def test_a_pack_is_replaced_by_force_only_and_an_edited_card_never(hub, base, domain):
-    first = domain.push_to_hub(REPO)
+    first = pm.push(domain, REPO)
     before = hub.files(REPO)
     other = trained(base, seed=1)
     with pytest.raises(pm.HubError, match=r"has digits\.safetensors already; push under another"):
-        other.push_to_hub(REPO)
+        pm.push(other, REPO)
     assert hub.files(REPO) == before
-    other.push_to_hub(REPO, force=True)
+    pm.push(other, REPO, force=True)
     assert hub.files(REPO)["digits.safetensors"] != before["digits.safetensors"]
     assert b"75.50 %" not in hub.files(REPO)["README.md"]
     hub.put(REPO, {"README.md": b"mine"})
-    domain.push_to_hub(REPO, force=True)
+    pm.push(domain, REPO, force=True)
     assert hub.files(REPO)["README.md"] == b"mine"
     commit = first.rpartition("/")[2]
     assert pm.load_domain(f"hf:{REPO}@{commit}", base).metrics == domain.metrics
@@ -162,9 +162,9 @@ def test_of_several_packs_one_must_be_named(hub, base, domain, pack):
 
 
 def test_a_second_pack_in_a_repository_is_named_in_no_ones_card_but_its_own(hub, base, domain):
-    domain.push_to_hub(REPO)
+    pm.push(domain, REPO)
     card = hub.files(REPO)["README.md"]
-    trained(base, seed=1).push_to_hub(REPO, name="letters")
+    pm.push(trained(base, seed=1), REPO, name="letters")
     assert hub.files(REPO)["README.md"] == card
     assert "letters.safetensors" in hub.files(REPO)
 
@@ -204,18 +204,18 @@ def test_what_cannot_be_had_is_explained(hub, base, name, message, monkeypatch):
 def test_without_a_token_or_with_a_readers_token_a_push_says_what_is_missing(hub, domain, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", READ_ONLY)
     with pytest.raises(pm.HubError, match=r"may not do this; use one with the right to write"):
-        domain.push_to_hub(REPO)
+        pm.push(domain, REPO)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(pm.HubError, match="wants a valid token; log in with `hf auth login`"):
-        domain.push_to_hub(REPO)
-    domain.push_to_hub(REPO, token=TOKEN)
+        pm.push(domain, REPO)
+    pm.push(domain, REPO, token=TOKEN)
     for wrong in ("digits", f"{REPO}/x", f"{REPO}@main"):
         with pytest.raises(pm.HubError, match="USER/REPO"):
-            domain.push_to_hub(wrong)
+            pm.push(domain, wrong)
 
 
 def test_offline_the_cache_is_used_and_what_it_lacks_is_said(hub, base, domain, monkeypatch):
-    domain.push_to_hub(REPO)
+    pm.push(domain, REPO)
     pm.load_domain(f"hf:{REPO}", base)
     huggingface_hub.close_session()
     hub.server.server_close()  # nobody listens any more

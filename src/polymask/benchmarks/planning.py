@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymask._version import __version__
+from polymask import __version__
 from polymask.benchmarks.jobs import BaseName, Job, load_domain_data
 from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, read_record
 from polymask.benchmarks.search import (
@@ -23,14 +23,15 @@ from polymask.benchmarks.search import (
     with_values,
 )
 from polymask.benchmarks.suites import Protocol, Suite, deviations
-from polymask.core.base import Base, load_base
-from polymask.core.domain import skeleton
+from polymask.core.base import Base
+from polymask.core.registry import skeleton
 from polymask.data.cache import cache_splits, shrink_for
 from polymask.data.images import DomainData
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
 from polymask.errors import BenchmarkError, near_matches
-from polymask.library.model import check_name
+from polymask.files import check_name
+from polymask.nets.zoo import load_base
 from polymask.train.predict import accuracy, own_network
 from polymask.train.recipe import MethodText, Recipe, read_method
 from polymask.train.state import plain

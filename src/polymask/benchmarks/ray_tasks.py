@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from polymask._version import __version__
+from polymask import __version__
 from polymask.benchmarks.jobs import BaseName, Job, load_domain_data, run_job
 from polymask.benchmarks.local import JobProgress
 from polymask.benchmarks.shared_folder import Mirror, SharedFolder
@@ -153,7 +153,7 @@ def _mirrored(job: Job, meeting: Meeting) -> Iterator[tuple[Job, Listener]]:
 
 def _fetched(base: BaseName, shared: SharedFolder) -> BaseName:
     """The base from a file of this node, copied once from the shared folder."""
-    from polymask.pack.format import write_atomically
+    from polymask.files import write_atomically
 
     by_path = base.weights is None
     name = Path(base.name if by_path else str(base.weights)).name

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from polymask.errors import BenchmarkError
-from polymask.pack.format import write_atomically
+from polymask.files import write_atomically
 
 ARROWS = {"": "", "down": " ↓", "up": " ↑"}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from polymask.benchmarks.records import Outcome, Trial, Tuned
 from polymask.core.base import Base
-from polymask.core.domain import skeleton
+from polymask.core.registry import skeleton
 from polymask.errors import BenchmarkError
 from polymask.train.recipe import MethodText, Recipe, read_method, read_value, write_value
 

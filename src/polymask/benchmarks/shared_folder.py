@@ -30,8 +30,8 @@ from torch import Tensor
 from polymask.benchmarks.jobs import BaseName
 from polymask.core.network import digest, tensor_bytes
 from polymask.errors import EngineError
+from polymask.files import SUFFIX, write_atomically
 from polymask.nets.zoo import ALIGNMENT, build, read_state
-from polymask.pack.format import SUFFIX, write_atomically
 from polymask.train.fit import Listener
 from polymask.train.recipe import Recipe
 from polymask.train.state import EpochRecord

@@ -175,7 +175,7 @@ class Benchmark(BaseVerb):
         console.print(f"tables, figures and scores: polymask report {self.out}", style="dim")
 
     def _submit(self, jobs: list[Any]) -> list[str]:
-        from polymask.benchmarks.submission import write_submissions
+        from polymask.benchmarks.jobs import write_submissions
 
         return [str(path) for path in write_submissions(jobs, self.out)]
 

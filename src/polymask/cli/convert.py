@@ -64,7 +64,7 @@ class Convert(BaseVerb):
     def run(self) -> dict[str, Any]:
         from polymask.conversion.finetuned import Finetuned
         from polymask.data.load import load_data
-        from polymask.library.model import check_name
+        from polymask.files import check_name
 
         check_name(self.name)
         pack = self.out / f"{self.name}.safetensors"
@@ -111,7 +111,7 @@ class Convert(BaseVerb):
     ) -> "Converted":
         from polymask.cli.progress import LiveProgress
         from polymask.conversion.convert import convert, name_outputs, recipe_at
-        from polymask.pack.format import remove_leftovers
+        from polymask.files import remove_leftovers
 
         recipe = recipe_at(base, recipe, self.side)
         name_outputs(tuned, names, data)  # a wrong number of them is found before images are read

@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymask._version import __version__
+from polymask import __version__
 from polymask.benchmarks.jobs import layer_statistics
 from polymask.benchmarks.records import EpochPoint
 from polymask.core.accounting import bits_per_weight, component_bits
-from polymask.core.base import Base, fingerprint, load_base
+from polymask.core.base import Base, fingerprint
 from polymask.core.domain import Domain
 from polymask.core.network import named_tensors
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
+from polymask.files import write_atomically
 from polymask.library.model import MultiDomainModel
-from polymask.pack.format import write_atomically
+from polymask.nets.zoo import load_base
 from polymask.report.demo_page import write_demo_report
 from polymask.report.results import DemoResult, DomainResult, MethodResult, Prediction
 from polymask.train.fit import Listener

@@ -121,7 +121,7 @@ class TrainingVerb(Verb):
 
     def prepare(self, places: Places) -> None:
         """Make the work folder, and clear away what a run that was killed has left."""
-        from polymask.pack.format import remove_leftovers
+        from polymask.files import remove_leftovers
 
         if not self.leads:
             return
@@ -207,7 +207,7 @@ class Learn(TrainingVerb, BaseVerb):
                 self.run()
 
     def target(self) -> Path:
-        from polymask.library.model import check_name
+        from polymask.files import check_name
 
         check_name(self.name)
         return self.out / f"{self.name}.safetensors"
@@ -380,8 +380,8 @@ class Pretrain(TrainingVerb):
         trained.save(places.result)
 
     def result(self, target: Path) -> dict[str, Any]:
-        from polymask.core.base import load_base
         from polymask.nets.base_file import read_notes
+        from polymask.nets.zoo import load_base
 
         notes = read_notes(target)
         named = {"base": str(target), "net": notes.net, "class_count": len(notes.classes)}

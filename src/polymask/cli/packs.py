@@ -87,7 +87,7 @@ class Account(Verb):
 
     def run(self) -> dict[str, Any]:
         from polymask.core.accounting import account
-        from polymask.core.base import load_base
+        from polymask.nets.zoo import load_base
 
         base = load_base(self.base, pretrained=False, device="meta")
         counted = account(base, self.method, domains=self.domains, classes=self.classes)
@@ -117,8 +117,8 @@ class Methods(Verb):
 
     def run(self) -> list[dict[str, Any]]:
         from polymask.core.accounting import account
-        from polymask.core.base import load_base
         from polymask.core.registry import create_method, list_methods
+        from polymask.nets.zoo import load_base
 
         base = load_base("torchvision:resnet50", pretrained=False, device="meta")
         rows = []

@@ -125,7 +125,7 @@ class Merge(PackVerb):
     def run(self) -> dict[str, Any]:
         from safetensors.torch import save
 
-        from polymask.pack.format import write_atomically
+        from polymask.files import write_atomically
 
         if self.out.exists() and not self.force:
             raise DomainError(f"{self.out} exists; give another --out, or --force to replace it")
@@ -254,9 +254,12 @@ class Push(PackVerb):
     """Replace a pack of the same name."""
 
     def run(self) -> dict[str, Any]:
+        from polymask.report.card import push
+
         base, domain = self.open_domain()
         self.say(f"pushing {self.pack} ({domain.method.name} on {base.name}) to {self.repo}")
-        commit = domain.push_to_hub(
+        commit = push(
+            domain,
             self.repo,
             name=self.name,
             private=self.private or None,

@@ -66,7 +66,7 @@ class BaseVerb(Verb):
 
     def open_base(self, name: str) -> "Base":
         """Load the base of this name."""
-        from polymask.core.base import load_base
+        from polymask.nets.zoo import load_base
 
         return load_base(name, weights=self.weights, device=self.device)
 

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from polymask._version import __version__
+from polymask import __version__
 
 CORE = ("torch", "numpy", "safetensors")
 _NOT_FOR_USERS = ("dev", "docs")  # extras of those who work on polymask itself

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from polymask._version import __version__
+from polymask import __version__
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.merge import check_mergeable
 from polymask.core.network import tensor_of
 from polymask.errors import ExportError
-from polymask.pack.format import write_atomically
+from polymask.files import write_atomically
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

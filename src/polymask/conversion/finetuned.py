@@ -1,4 +1,4 @@
-"""A network that was fine-tuned from a base: its state dict under the base's names, and how far a domain is from it.
+"""A network that was fine-tuned from a base: its state dict under the base's names, and how far a domain is from it."""
 
 import math
 import pickle

@@ -28,9 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polymask.core.base import Base
 from polymask.core.bits import Bits
-from polymask.core.domain import Domain, skeleton
+from polymask.core.domain import Domain
 from polymask.core.method import Method, Stored
-from polymask.core.registry import create_method
+from polymask.core.registry import create_method, skeleton
 from polymask.errors import PolymaskError
 
 COMPONENTS = (

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -24,8 +23,6 @@ from polymask.core.network import (
 )
 from polymask.core.survey import Norm, Site, survey
 from polymask.errors import BaseError, InputError, near_matches
-from polymask.nets.zoo import build, build_file, input_of
-from polymask.pack.format import SUFFIX
 
 Momentum = float | Literal["cumulative"] | None  # of norm statistics
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
@@ -233,50 +230,6 @@ class Base:
 
     def _is_classifier(self, name: str) -> bool:
         return self.classifier is not None and name.startswith(f"{self.classifier}.")
-
-
-def load_base(
-    source: str | Path | nn.Module,
-    *,
-    input: InputSpec | None = None,
-    name: str | None = None,
-    pretrained: bool = True,
-    weights: str | Path | None = None,
-    classifier: str | None = "auto",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    device: torch.device | str | None = None,
-) -> Base:
-    """Load, freeze and survey a network.
-
-    `source` is a module, or one of "efficientnet-lite0", "decathlon-resnet26",
-    "decathlon-wrn28", "resnet18-64", "timm:NAME", "torchvision:NAME", or the path of a file that
-    `pretrain` wrote, which knows its network and how to feed it. `weights` is a state dict
-    in a file (safetensors, or a .pth that holds tensors only). `classifier` names the module that
-    the domains' heads stand in for ("auto" finds it, None means that the network has none).
-    `include` and `exclude` are patterns (* and ?) over site names. `device="meta"` with
-    `pretrained=False` gives the structure alone, which is all that accounting needs.
-    """
-    if isinstance(source, nn.Module):
-        net, spec, label = source, input_of(source), type(source).__name__.lower()
-        if weights is not None:
-            raise BaseError("weights=FILE goes with a base's name; load them into the module first")
-    elif isinstance(source, Path) or source.endswith(SUFFIX):
-        if weights is not None:
-            raise BaseError(f"{source} has its own weights; give weights=FILE with a network's name")
-        net, spec, label = build_file(Path(source), pretrained=pretrained, device=device)
-    else:
-        net, spec = build(source, pretrained=pretrained, weights=weights, device=device)
-        label = source
-    base = Base(
-        net,
-        name=name or label,
-        input=input or spec,
-        classifier=classifier,
-        include=include,
-        exclude=exclude,
-    )
-    return base if device is None else base.to(device)
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -19,8 +19,6 @@ from polymask.core.merge import merge
 from polymask.core.method import Method, Part, Stored, Transform
 from polymask.core.network import put_tensors, structural_copy
 from polymask.core.norms import OwnNorm, linear_head
-from polymask.core.reach import check_reach
-from polymask.core.registry import create_method
 from polymask.core.survey import Site
 from polymask.errors import DomainError
 
@@ -204,38 +202,6 @@ class Domain(nn.Module):
 
         save_domain(self, path)
 
-    def push_to_hub(
-        self,
-        repo: str,
-        *,
-        name: str | None = None,
-        private: bool | None = None,
-        license: str | None = None,
-        message: str | None = None,
-        revision: str | None = None,
-        token: str | None = None,
-        force: bool = False,
-    ) -> str:
-        """Put the pack on the Hugging Face Hub, with a model card; the address of the commit.
-
-        `repo` is USER/REPO, made if it is not there; the pack is called `name`, or as the
-        repository. A pack that is there is replaced by `force` only, a card that someone has
-        edited never. `load_domain("hf:USER/REPO", base)` reads it back.
-        """
-        from polymask.report.card import push_domain
-
-        return push_domain(
-            self,
-            repo,
-            name=name,
-            private=private,
-            license=license,
-            message=message,
-            revision=revision,
-            token=token,
-            force=force,
-        )
-
     def merged(self, base: Base, *, compact: bool = False) -> nn.Module:
         """An ordinary network that gives this domain's logits.
 
@@ -285,51 +251,6 @@ class Domain(nn.Module):
             )
 
 
-def new_domain(
-    base: Base,
-    method: str | Method = "affine-full",
-    classes: Sequence[str] | None = None,
-    **options: Any,
-) -> Domain:
-    """A fresh domain on `base`, with a head for `classes` (none where classes is None)."""
-    if isinstance(method, str):
-        method = create_method(method, **options)
-    elif options:
-        raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
-    domain = Domain(base, method.first_stage(), classes)
-    check_reach(domain)
-    domain.begin(base)
-    return domain
-
-
-def skeleton(
-    base: Base,
-    method: Method,
-    classes: Sequence[str] | None,
-    sites: Mapping[str, Site] | None = None,
-) -> Domain:
-    """A domain without memory for its tensors: names, shapes and types only.
-
-    `sites` are those of a domain that was made already; one that is yet to be made is checked.
-    """
-    with torch.device("meta"):
-        domain = Domain(base, method, classes, sites)
-    if sites is None:
-        check_reach(domain)
-    return domain
-
-
-def check_classes(classes: Sequence[str]) -> list[str]:
-    """The class names as a list; raise unless they are distinct, non-empty strings."""
-    names = list(classes)
-    if isinstance(classes, str) or not names or not all(isinstance(c, str) and c for c in names):
-        raise DomainError("classes must be a list of non-empty names, one per class")
-    repeated = sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
-    if repeated:
-        raise DomainError(f"class names must be distinct; {', '.join(repeated[:5])} occur twice")
-    return names
-
-
 def _follow_output(transform: Transform, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return transform.output(inputs[0], output)
 
@@ -341,3 +262,14 @@ def _key(name: str) -> str:
 
 def _name(key: str) -> str:
     return key.removeprefix(":").replace("/", ".")
+
+
+def check_classes(classes: Sequence[str]) -> list[str]:
+    """The class names as a list; raise unless they are distinct, non-empty strings."""
+    names = list(classes)
+    if isinstance(classes, str) or not names or not all(isinstance(c, str) and c for c in names):
+        raise DomainError("classes must be a list of non-empty names, one per class")
+    repeated = sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        raise DomainError(f"class names must be distinct; {', '.join(repeated[:5])} occur twice")
+    return names

@@ -1,10 +1,11 @@
-"""Methods by name: ours, and those that other packages bring.
+"""Methods by name, ours and those of other packages, and new domains by them.
 
 Ours are the `PRESETS` of the modules in `polymask.methods`, found by a scan of that folder. A
 package brings methods through the entry point group `polymask.methods`: the entry's name is the
 method's, its value an instance of a `Method` with the options that the name stands for.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -13,8 +14,13 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+import torch
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain
 from polymask.core.method import Method
-from polymask.errors import MethodError, near_matches
+from polymask.core.survey import Site
+from polymask.errors import DomainError, MethodError, near_matches
 
 _METHODS: dict[str, Method] = {}
 _found = False
@@ -80,3 +86,61 @@ def _find_methods() -> None:
             register(name, prototype)
     for entry in entry_points(group="polymask.methods"):
         register(entry.name, entry.load())
+
+
+def new_domain(
+    base: Base,
+    method: str | Method = "affine-full",
+    classes: Sequence[str] | None = None,
+    **options: Any,
+) -> Domain:
+    """A fresh domain on `base`, with a head for `classes` (none where classes is None)."""
+    if isinstance(method, str):
+        method = create_method(method, **options)
+    elif options:
+        raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
+    domain = Domain(base, method.first_stage(), classes)
+    check_reach(domain)
+    domain.begin(base)
+    return domain
+
+
+def skeleton(
+    base: Base,
+    method: Method,
+    classes: Sequence[str] | None,
+    sites: Mapping[str, Site] | None = None,
+) -> Domain:
+    """A domain without memory for its tensors: names, shapes and types only.
+
+    `sites` are those of a domain that was made already; one that is yet to be made is checked.
+    """
+    with torch.device("meta"):
+        domain = Domain(base, method, classes, sites)
+    if sites is None:
+        check_reach(domain)
+    return domain
+
+
+_FEW = 0.1  # of a base's sites: fewer are practically none
+
+
+def check_reach(domain: Domain) -> None:
+    """Raise where the method finds next to no site that it is made for.
+
+    Such a domain would be norms and a head under the method's name. Adapters of spatial kernels
+    find none in a transformer, or just the one that embeds patches.
+    """
+    method, sites = domain.method, domain.sites
+    reached = [name for name, transform in domain.named_transforms() if transform.adapts]
+    if method.leaves_sites or len(reached) >= _FEW * len(sites):
+        return
+    options = method.options()
+    wider = [f"{name}={value!r}" for name, value in method.wider.items() if options[name] != value]
+    only = f" ({', '.join(reached[:3])})" if reached else ""
+    raise MethodError(
+        f"{method.name or type(method).__name__} adapts {len(reached)} of {len(sites)} sites of "
+        f"base {domain.base_name}{only}, so little but norms and head would learn; "
+        + "".join(f"make it with {option}, or " for option in wider)
+        + "take a method for layers of every kind, affine-full or lora-conv"
+    )

@@ -27,8 +27,9 @@ from torch import Tensor
 from polymask.core.input import InputSpec
 from polymask.data.decode import default_workers, in_order, require_vision
 from polymask.data.images import DomainData
-from polymask.data.split import JoinedSplit, Split, digest
+from polymask.data.split import JoinedSplit, Split
 from polymask.errors import DataError
+from polymask.files import digest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -45,11 +45,11 @@ from polymask.data.split import (
     FileSplit,
     SubsetSplit,
     WrappedSplit,
-    digest,
     stamp,
     stratified,
 )
 from polymask.errors import DataError
+from polymask.files import digest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,8 +15,9 @@ import numpy as np
 
 from polymask.data.decode import require, require_vision
 from polymask.data.images import DomainData, Part, some, wrap
-from polymask.data.split import Labels, digest, stamp
+from polymask.data.split import Labels, stamp
 from polymask.errors import DataError
+from polymask.files import digest
 
 Arguments = dict[str, Any]  # a dataset's own way of asking for one split
 

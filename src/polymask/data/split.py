@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing_extensions import override
 
 from polymask.data.decode import DAMAGED, decode, require_vision, to_rgb
 from polymask.errors import DataError
+from polymask.files import digest
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -196,15 +196,6 @@ class JoinedSplit(Split):
     @override
     def fingerprint(self) -> str:
         return digest(*(part.fingerprint() for part in self.parts))
-
-
-def digest(*parts: str | bytes) -> str:
-    """A sha256 over parts, each preceded by its length so that no two lists look alike."""
-    total = hashlib.sha256()
-    for part in parts:
-        content = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
-        total.update(len(content).to_bytes(8, "little") + content)
-    return total.hexdigest()
 
 
 def stamp(file: Path) -> str:

@@ -1,7 +1,5 @@
 """Models: one domain in a training loop of one's own, or many at inference."""
 
-import hashlib
-import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +13,14 @@ from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.merge import WorkingNetwork
-from polymask.core.network import tensor_bytes
+from polymask.core.network import digest
 from polymask.errors import DomainError, InputError, near_matches
+from polymask.files import SUFFIX, check_name
 from polymask.library.cache import CacheStats, MergedCache
-from polymask.pack.format import SUFFIX, packs_in
+from polymask.pack.format import packs_in
 from polymask.pack.storing import load_domain
 
 CACHE_BYTES = 1 << 29  # five networks of ResNet-50's size
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class DomainModel(nn.Module):
@@ -232,19 +230,6 @@ class MultiDomainModel:
         self._domains[name], self._digests[name] = domain, _digest(domain)
 
 
-def check_name(name: str) -> None:
-    """Raise unless `name` can be a domain's: it becomes a file's name."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise DomainError(
-            f"{name!r} cannot name a domain; use up to 100 letters, digits, '.', '_' and '-', "
-            "beginning with a letter or a digit"
-        )
-
-
 def _digest(domain: Domain) -> str:
-    digest = hashlib.sha256()
-    for name, stored in domain.stored().items():
-        tensor = stored.words if isinstance(stored, Bits) else stored
-        digest.update(name.encode())
-        digest.update(tensor_bytes(tensor))
-    return digest.hexdigest()
+    tensors = {n: t.words if isinstance(t, Bits) else t for n, t in domain.stored().items()}
+    return digest(tensors)

@@ -16,12 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from polymask._version import __version__
+from polymask import __version__
 from polymask.core.input import InputSpec
 from polymask.core.network import digest
 from polymask.errors import BaseError
-from polymask.pack.format import KEY as PACK_KEY
-from polymask.pack.format import SUFFIX, write_atomically
+from polymask.files import PACK_KEY, SUFFIX, write_atomically
 
 FORMAT = 1
 KEY = "polymask_base"

@@ -1,6 +1,6 @@
 """The networks that have names: built-in ones, timm's and torchvision's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymask.core.base import Base
 from polymask.core.input import InputSpec
 from polymask.errors import BaseError, near_matches
+from polymask.files import SUFFIX
 from polymask.nets import decathlon as decathlon_nets
 from polymask.nets.base_file import check_tensors, notes_in, read_notes
 from polymask.nets.torchvision_guard import import_torchvision
@@ -265,3 +267,47 @@ def _import_timm() -> Any:
     import timm
 
     return timm
+
+
+def load_base(
+    source: str | Path | nn.Module,
+    *,
+    input: InputSpec | None = None,
+    name: str | None = None,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+    classifier: str | None = "auto",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    device: torch.device | str | None = None,
+) -> Base:
+    """Load, freeze and survey a network.
+
+    `source` is a module, or one of "efficientnet-lite0", "decathlon-resnet26",
+    "decathlon-wrn28", "resnet18-64", "timm:NAME", "torchvision:NAME", or the path of a file that
+    `pretrain` wrote, which knows its network and how to feed it. `weights` is a state dict
+    in a file (safetensors, or a .pth that holds tensors only). `classifier` names the module that
+    the domains' heads stand in for ("auto" finds it, None means that the network has none).
+    `include` and `exclude` are patterns (* and ?) over site names. `device="meta"` with
+    `pretrained=False` gives the structure alone, which is all that accounting needs.
+    """
+    if isinstance(source, nn.Module):
+        net, spec, label = source, input_of(source), type(source).__name__.lower()
+        if weights is not None:
+            raise BaseError("weights=FILE goes with a base's name; load them into the module first")
+    elif isinstance(source, Path) or source.endswith(SUFFIX):
+        if weights is not None:
+            raise BaseError(f"{source} has its own weights; give weights=FILE with a network's name")
+        net, spec, label = build_file(Path(source), pretrained=pretrained, device=device)
+    else:
+        net, spec = build(source, pretrained=pretrained, weights=weights, device=device)
+        label = source
+    base = Base(
+        net,
+        name=name or label,
+        input=input or spec,
+        classifier=classifier,
+        include=include,
+        exclude=exclude,
+    )
+    return base if device is None else base.to(device)

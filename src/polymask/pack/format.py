@@ -25,11 +25,11 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from polymask._version import __version__
-from polymask.errors import PackError
+from polymask import __version__
+from polymask.errors import FileError, PackError
+from polymask.files import PACK_KEY, SUFFIX, write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,8 +80,6 @@ def _deflate(data: bytes, strategy: int) -> bytes:
 
 
 FORMAT = 1
-SUFFIX = ".safetensors"
-KEY = "polymask"  # of the manifest in the safetensors metadata
 _HEADER_LIMIT = 100 << 20
 _TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "U8": "u1", "I64": "<i8"}
 
@@ -149,7 +147,10 @@ def write_pack(path: str | Path, manifest: Manifest, tensors: "Mapping[str, np.n
         raise PackError(f"{path} cannot be written: a note in its manifest: {error}") from error
     codes = {np.dtype(t): code for code, t in _TYPES.items()}
     content["sha256"] = _digest(content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()})
-    write_atomically(Path(path), save(arrays, {KEY: _canonical(content)}))
+    try:
+        write_atomically(Path(path), save(arrays, {PACK_KEY: _canonical(content)}))
+    except FileError as error:
+        raise PackError(str(error)) from error
 
 
 def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, Any] | BitArray]]":
@@ -213,27 +214,6 @@ def packs_in(folder: str | Path) -> list[Path]:
     return sorted(found)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write the whole file or nothing: beside it first, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise PackError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove what a writer of `path` left beside it when it was killed."""
-    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
-        temporary.unlink(missing_ok=True)
-
-
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -250,7 +230,7 @@ def _parse(path: str | Path, data: bytes, size: int) -> tuple[Manifest, dict[str
         raise PackError(f"{path} is not a pack: its header would be {length} bytes long")
     header = _json(path, data[8 : 8 + length])
     metadata = header.pop("__metadata__", None)
-    text = metadata.get(KEY) if isinstance(metadata, dict) else None
+    text = metadata.get(PACK_KEY) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise PackError(f"{path} is a safetensors file but no polymask pack: it has no manifest")
     content = _json(path, text)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, unquote
 
-from polymask._version import __version__
+from polymask import __version__
 from polymask.errors import HubError, PolymaskError
-from polymask.pack.format import SUFFIX
+from polymask.files import SUFFIX
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

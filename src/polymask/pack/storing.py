@@ -9,10 +9,10 @@ import torch
 
 from polymask.core.base import Base
 from polymask.core.bits import Bits
-from polymask.core.domain import Domain, skeleton
+from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Stored
-from polymask.core.registry import create_method, list_methods
+from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.errors import PackError, PolymaskError
 from polymask.pack.format import BitArray, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack

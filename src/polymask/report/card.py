@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from polymask.core.accounting import component_bits
 from polymask.core.domain import Domain
 from polymask.errors import HubError
+from polymask.files import SUFFIX, check_name
 from polymask.nets.zoo import BUILT_IN
-from polymask.pack.format import SUFFIX, PackInfo, inspect
+from polymask.pack.format import PackInfo, inspect
 from polymask.pack.hub import PREFIX, HubName, explained, files_in, open_hub
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _code(text: str) -> str:
 README = "README.md"
 
 
-def push_domain(
+def push(
     domain: Domain,
     repo: str,
     *,
@@ -161,9 +162,12 @@ def push_domain(
     token: str | None = None,
     force: bool = False,
 ) -> str:
-    """Put a domain on the Hub; the address of the commit. See `Domain.push_to_hub`."""
-    from polymask.library.model import check_name
+    """Put a domain's pack on the Hugging Face Hub, with a model card; the address of the commit.
 
+    `repo` is USER/REPO, made if it is not there; the pack is called `name`, or as the repository. A
+    pack that is there is replaced by `force` only, a card that someone has edited never.
+    `load_domain("hf:USER/REPO", base)` reads it back.
+    """
     place = HubName.parse(f"{PREFIX}{repo}")
     if place.file or place.revision:
         raise HubError(f"{repo} is no repository; write USER/REPO")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from polymask.pack.format import write_atomically
+from polymask.files import write_atomically
 from polymask.report import canvas as palette
 from polymask.report import figures
 from polymask.report import sheet as wording

@@ -12,7 +12,7 @@ from polymask.benchmarks.measures import chosen_of, protocol_of, settings_text
 from polymask.benchmarks.records import label_of, movement, read_runs
 from polymask.benchmarks.tables import ResultTable, Row
 from polymask.errors import BenchmarkError
-from polymask.pack.format import write_atomically
+from polymask.files import write_atomically
 from polymask.report import canvas as palette
 from polymask.report import sheet as wording
 from polymask.report.drawings import draw

@@ -1,8 +1,22 @@
 """The HTTP app: the parts of a server put together. See docs/serve.md."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polymask.core.base import Base
+from polymask.core.network import named_tensors
+from polymask.files import write_atomically
+from polymask.serve.settings import ServeError, Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,15 +25,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from polymask._version import __version__
-from polymask.core.base import Base, load_base
+from polymask import __version__
 from polymask.errors import PackError
+from polymask.nets.zoo import load_base
 from polymask.pack.format import inspect, packs_in
 from polymask.serve import routes
 from polymask.serve.engine import Engine
 from polymask.serve.responses import Metrics
 from polymask.serve.security import Gate, explain
-from polymask.serve.settings import Refusal, ServeError, Settings
+from polymask.serve.settings import Refusal
 
 EngineOf = Callable[[Settings, Base, Callable[[int, float], None]], Engine]
 
@@ -107,3 +121,32 @@ def _explain_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         return answer(request, Refusal(500, "the server made a mistake; its log has more"))
+
+
+def write_shared_base(base: Base, path: Path) -> None:
+    """Write every tensor of a base to a safetensors file."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(base)}
+    write_atomically(path, save(tensors))
+
+
+def map_shared_base(base: Base, path: Path) -> None:
+    """Put the tensors of a file that `write_shared_base` wrote in place of a base's own, without a copy.
+
+    They are checked to be the same to the byte.
+    """
+    from safetensors.torch import load_file
+
+    mapped = load_file(path)
+    with torch.no_grad():
+        for name, tensor in _tensors(base):
+            tensor.data = mapped[name]
+    base.verify()
+
+
+def _tensors(base: Base) -> list[tuple[str, Tensor]]:
+    found = [(f"net/{name}", tensor) for name, tensor in named_tensors(base.net)]
+    if base.head is not None:
+        found += [(f"head/{name}", tensor) for name, tensor in named_tensors(base.head)]
+    return found

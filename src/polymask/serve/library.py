@@ -24,8 +24,8 @@ from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.data.cache import short_side
 from polymask.errors import DomainError, PackError, PolymaskError
-from polymask.library.model import check_name
-from polymask.pack.format import SUFFIX, PackInfo, inspect
+from polymask.files import SUFFIX, check_name
+from polymask.pack.format import PackInfo, inspect
 from polymask.pack.storing import load_domain
 from polymask.serve.settings import Refusal, ServeError, no_domain
 from polymask.train.predict import NOTE, read_likeness

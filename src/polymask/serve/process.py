@@ -22,15 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import uvicorn
-from torch import Tensor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
-from polymask.core.base import Base
-from polymask.core.network import named_tensors
-from polymask.pack.format import write_atomically
 from polymask.serve.settings import ServeError, Settings
 
 if TYPE_CHECKING:
@@ -77,35 +72,6 @@ class ImpatientProtocol(H11Protocol):
         self.head_timer = None
         if not self._answering() and not self.transport.is_closing():
             self.transport.close()
-
-
-def write_base(base: Base, path: Path) -> None:
-    """Write every tensor of a base to a safetensors file."""
-    from safetensors.torch import save
-
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(base)}
-    write_atomically(path, save(tensors))
-
-
-def map_base(base: Base, path: Path) -> None:
-    """Put the tensors of a file that `write_base` wrote in place of a base's own, without a copy.
-
-    They are checked to be the same to the byte.
-    """
-    from safetensors.torch import load_file
-
-    mapped = load_file(path)
-    with torch.no_grad():
-        for name, tensor in _tensors(base):
-            tensor.data = mapped[name]
-    base.verify()
-
-
-def _tensors(base: Base) -> list[tuple[str, Tensor]]:
-    found = [(f"net/{name}", tensor) for name, tensor in named_tensors(base.net)]
-    if base.head is not None:
-        found += [(f"head/{name}", tensor) for name, tensor in named_tensors(base.head)]
-    return found
 
 
 _HEALTH_SECONDS = 60  # a worker that is silent for so long is replaced; a dead one at once
@@ -164,7 +130,7 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
     """The app of one worker; `shared` is the base's file, `parent` whom it must not outlive."""
     import torch
 
-    from polymask.serve.app import create_app, open_base
+    from polymask.serve.app import create_app, map_shared_base, open_base
     from polymask.serve.security import log_to_stderr
 
     if parent is not None:
@@ -173,7 +139,7 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
     torch.set_num_threads(settings.threads_each)
     base = open_base(settings)
     if shared is not None:
-        map_base(base, shared)
+        map_shared_base(base, shared)
     return create_app(settings, base)
 
 
@@ -203,9 +169,9 @@ class _Supervisor(Multiprocess):
 
 
 def _write_base(settings: Settings, path: Path) -> None:
-    from polymask.serve.app import open_base
+    from polymask.serve.app import open_base, write_shared_base
 
-    write_base(open_base(settings), path)
+    write_shared_base(open_base(settings), path)
 
 
 def _end_with(parent: int) -> None:

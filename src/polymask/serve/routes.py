@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from polymask.files import NAME
 from polymask.report.canvas import variables
 from polymask.serve import responses as answers
 from polymask.serve.engine import Engine
@@ -26,8 +27,7 @@ def problems(*statuses: int) -> Responses:
     return {status: {"model": Problem, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # as polymask.library.model.check_name has it
-Name = Annotated[str, Path(pattern=NAME, description="the domain's name")]
+Name = Annotated[str, Path(pattern=f"^{NAME}$", description="the domain's name")]
 
 _UPLOADS = 2  # at a time
 _PIECE = 1 << 20

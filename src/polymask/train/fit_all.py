@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from polymask.core.base import Base
-from polymask.core.domain import Domain, new_domain
+from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method
+from polymask.core.registry import new_domain
 from polymask.errors import DomainError, MethodError, TrainingError, near_matches
-from polymask.library.model import check_name
-from polymask.pack.format import SUFFIX
+from polymask.files import SUFFIX, check_name
 from polymask.pack.storing import load_domain
 from polymask.train.fit import Listener, fit
 from polymask.train.joint import fit_joint

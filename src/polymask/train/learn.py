@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
-from polymask.core.domain import Domain, new_domain
+from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method, Stored
 from polymask.core.network import tensor_of, trains_channels_last
+from polymask.core.registry import new_domain
 from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData
 from polymask.data.load import load_data

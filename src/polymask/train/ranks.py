@@ -1,6 +1,5 @@
 """The processes that torchrun started, as one: what they agree on, what they sum, each one's piece of a batch."""
 
-import hashlib
 import json
 import os
 import re
@@ -17,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polymask._version import __version__
+from polymask import __version__
 from polymask.data.loader import Loader
 from polymask.errors import LostProcess, TrainingError
+from polymask.files import digest
 from polymask.train.predict import Batches, count_right, network
 from polymask.train.state import Run, plain
 
@@ -87,19 +87,16 @@ def describe(batches: Batches | None) -> dict[str, str]:
     """What two processes must have in common to have the same images."""
     if batches is None:
         return {"images": "none"}
-    found = hashlib.sha256()
     if not isinstance(batches, Loader):
-        for tensor in next(iter(batches.batches())):
-            found.update(tensor.contiguous().numpy().tobytes())
-        return {"batches": str(len(batches)), "first batch": found.hexdigest()[:12]}
+        first = (tensor.contiguous().numpy().tobytes() for tensor in next(iter(batches.batches())))
+        return {"batches": str(len(batches)), "first batch": digest(*first)[:12]}
     cache = batches.cache
     places = np.linspace(0, len(cache) - 1, min(_SAMPLED, len(cache))).astype(int)
-    for place in places.tolist():
-        found.update(cache.image(place).contiguous().numpy().tobytes())
+    pixels = (cache.image(place).contiguous().numpy().tobytes() for place in places.tolist())
     return {
         "images": str(len(cache)),
-        "labels": hashlib.sha256(cache.labels.numpy().tobytes()).hexdigest()[:12],
-        "pixels": found.hexdigest()[:12],
+        "labels": digest(cache.labels.numpy().tobytes())[:12],
+        "pixels": digest(*pixels)[:12],
         "size of a batch": str(batches.batch_size),
         "seed of the order": str(batches.seed),
     }

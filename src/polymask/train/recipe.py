@@ -14,12 +14,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from polymask.core.input import InputSpec
-from polymask.core.method import Method
-from polymask.core.registry import create_method
 from polymask.errors import MethodError, PolymaskError, near_matches
+
+if TYPE_CHECKING:
+    from polymask.core.method import Method
 
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["step", "cosine"]
@@ -281,19 +282,23 @@ class MethodText:
             recipe = get_recipe(self.recipe_name, **kept)
         return recipe.changed(self.recipe_fields)
 
-    def method(self, recipe: Recipe) -> Method:
+    def method(self, recipe: Recipe) -> "Method":
         """The method as the row's own recipe trains it."""
         return method_by(self.recipe(recipe), self.name, **self.options)
 
 
-def method_by(recipe: Recipe, name: str, **options: Any) -> Method:
+def method_by(recipe: Recipe, name: str, **options: Any) -> "Method":
     """The method `name` with what a recipe decides for it, unless the options say otherwise."""
+    from polymask.core.registry import create_method
+
     decided = recipe.method_options(create_method(name).norms)
     return create_method(name, **(decided | options)).at_rate(recipe.rate)
 
 
 def read_method(text: str) -> MethodText:
     """Read a method's text; raise where it names no option or field, or gives it no value."""
+    from polymask.core.registry import create_method
+
     name, *settings = text.split(":")
     options, recipe_fields = {}, {}
     recipe_name = None

@@ -21,7 +21,7 @@ from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.method import Stored
 from polymask.errors import PolymaskError
-from polymask.pack.format import write_atomically
+from polymask.files import write_atomically
 from polymask.train.learner import Learner, Step
 from polymask.train.recipe import Recipe
 
