@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+from polymask.report.demo_page import DemoResult
 from polymask.report.figures import size_against_accuracy
-from polymask.report.results import DemoResult
 
 source, target = map(Path, sys.argv[1:])
 result = DemoResult.from_json(json.loads(source.read_text()))

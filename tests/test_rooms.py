@@ -12,20 +12,8 @@ import polymask as pm
 
 HOUSE = Path(pm.__file__).parent
 ROOMS = [
-    "errors",
-    "files",
-    "core",
-    "nets",
-    "methods",
-    "pack",
-    "library",
-    "data",
-    "train",
-    "conversion",
-    "benchmarks",
-    "report",
-    "serve",
-    "cli",
+    *("errors", "files", "core", "nets", "methods", "pack", "library"),
+    *("data", "train", "conversion", "benchmarks", "report", "serve", "cli"),
 ]
 CONVENIENCES = {("core.domain", "pack.storing")}  # domain.save: what a user expects of a domain
 WITHOUT_TORCH = "errors files pack.format pack.hub train.recipe benchmarks.tables report.pages serve.process cli.parser"

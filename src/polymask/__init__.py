@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from polymask.library.model import DomainModel, MultiDomainModel
-    from polymask.methods.affine.kernels import set_kernels
+    from polymask.methods.affine.formula import set_kernels
     from polymask.nets.torchvision_guard import import_torchvision
     from polymask.nets.zoo import load_base
     from polymask.pack.format import inspect
@@ -63,10 +63,10 @@ _HOME = {
     "core.survey": "Site",
     "data.images": "DomainData",
     "data.load": "load_data",
-    "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError FileError HubError InputError "
-    "InterruptedTraining MethodError PackError PolymaskError TrainingError",
+    "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError FileError HubError "
+    "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
     "library.model": "DomainModel MultiDomainModel",
-    "methods.affine.kernels": "set_kernels",
+    "methods.affine.formula": "set_kernels",
     "nets.torchvision_guard": "import_torchvision",
     "nets.zoo": "load_base",
     "pack.format": "inspect",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polymask.benchmarks.labels import NUMBERINGS
+from polymask.benchmarks.submission import NUMBERINGS
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 EACH = 4  # test images a domain

@@ -13,10 +13,10 @@ from rich.console import Console
 import polymask as pm
 from image_folders import make_decathlon, make_folder
 from polymask.benchmarks.jobs import BaseName, run_job, write_submissions
-from polymask.benchmarks.labels import read_labels
 from polymask.benchmarks.local import Watcher, run_jobs
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.records import read_runs
+from polymask.benchmarks.submission import read_labels
 from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.cli.progress import LiveTable
 from polymask.train.fit import Listener

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polymask.benchmarks.labels import read_labels
 from polymask.benchmarks.published import published_table
+from polymask.benchmarks.submission import read_labels
 
 QUIET = (
     "import sys; from polymask.cli import main; code = main(sys.argv[1:]);"

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from polymask.benchmarks import submission as labels_module
-from polymask.benchmarks.labels import NUMBERINGS, read_labels
-from polymask.benchmarks.submission import score_submission, write_submission
+from polymask.benchmarks.submission import NUMBERINGS, read_labels, score_submission, write_submission
 from polymask.errors import BenchmarkError
 
 MakeLabels = Callable[..., Path]

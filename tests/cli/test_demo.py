@@ -8,7 +8,7 @@ from rich.console import Console
 
 import polymask as pm
 from polymask.cli import demo
-from polymask.report.results import DemoResult
+from polymask.report.demo_page import DemoResult
 from polymask.train.fit import Listener
 
 

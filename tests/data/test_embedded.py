@@ -3,8 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polymask.data.embedded import _FONTS
-from polymask.data.load import load_data
+from polymask.data.load import _FONTS, load_data
 
 
 def pixels(split: object, index: int) -> np.ndarray:

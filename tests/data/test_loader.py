@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from polymask.core.input import InputSpec
 from polymask.data.cache import Cache, Shrink, cache_splits
 from polymask.data.images import DomainData
-from polymask.data.loader import Loader
+from polymask.data.loader import Loader, measure_speed
 from polymask.data.preprocess import eval_transform, train_transform
-from polymask.data.speed import measure_speed
 from polymask.data.split import ArraySplit
 from polymask.errors import DataError
 

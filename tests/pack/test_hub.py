@@ -9,10 +9,10 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import ModelCard, constants
-from polymask.report.masks import mask_statistics
 
 import polymask as pm
 from nets import batch, tiny_base, trained
+from polymask.benchmarks.jobs import layer_statistics
 from polymask.pack.hub import HubName
 from stand_in_hub import READ_ONLY, TOKEN, StandInHub
 
@@ -112,7 +112,7 @@ def test_the_cards_figure_is_an_svg_of_the_masks(hub, base, domain):
     root = ElementTree.fromstring(drawing)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "font-family: inherit" not in drawing
-    layers = mask_statistics(domain)
+    layers = layer_statistics(domain)
     shares = [t.mask().double().mean().item() for _, t in domain.named_transforms()]
     assert [s.density for s in layers] == pytest.approx(shares)
     share = sum(s.density * s.weights for s in layers) / sum(s.weights for s in layers)

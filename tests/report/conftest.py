@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
-from polymask.report.results import DemoResult, DomainResult, MethodResult, Prediction
+from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction
 
 
 def _picture(kind: str) -> bytes:

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from polymask.errors import PolymaskError
-from polymask.report import demo_page
-from polymask.report.demo_page import write_demo_report
-from polymask.report.results import DemoResult
+from polymask.report.demo_page import DemoResult, demo_page, write_demo_report
 from strict_page import Page
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polymask.report.canvas import COLOURS, INK, MUTED, PAPER, SERIES, spread
+from polymask.report.demo_page import DemoResult
 from polymask.report.figures import (
     bits_by_component,
     density_by_depth,
@@ -17,7 +18,6 @@ from polymask.report.figures import (
     scalars_by_depth,
     size_against_accuracy,
 )
-from polymask.report.results import DemoResult
 
 Figure = Callable[[DemoResult], str]
 FIGURES: dict[str, Figure] = {

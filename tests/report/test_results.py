@@ -15,7 +15,7 @@ from polymask.benchmarks.jobs import layer_statistics
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
 from polymask.core.method import Stored, Transform
 from polymask.errors import PolymaskError
-from polymask.report.results import DemoResult, DomainResult, MethodResult, Prediction
+from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(0, 10**12)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from polymask.benchmarks.labels import NUMBERINGS
+from polymask.benchmarks.submission import NUMBERINGS
 
 
 def draw_image(path: Path, label: int, number: int) -> None:

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from polymask.benchmarks.labels import NUMBERINGS, Labels, read_labels
 from polymask.benchmarks.records import RESULT, DomainOutcome, LayerStatistics, Outcome, read_record
-from polymask.benchmarks.submission import write_submission
+from polymask.benchmarks.submission import NUMBERINGS, Labels, read_labels, write_submission
 from polymask.benchmarks.suites import DECATHLON, Protocol
 from polymask.core.accounting import account_fitted, bits_per_weight, component_bits
 from polymask.core.base import Base

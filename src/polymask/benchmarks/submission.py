@@ -1,4 +1,23 @@
-"""The decathlon's submission, results.json: written from a benchmark's packs, and scored offline.
+"""The decathlon's submission: numbers of images and classes, test labels, results.json written and scored.
+
+How the decathlon numbers its test images and classes.
+
+Domains are counted k = 1 … 10 in the order of their names. Image ids are k·10⁷ + 200000 + n, with n
+running from 1 over train, val and test, so the test images of a domain are one run of numbers, in
+the order of their file names (000001.jpg …). Category ids are k·10⁷ + c with c from 1; class c − 1
+in polymask's order, which is that of category ids.
+
+The decathlon's test labels, as its organisers published them: labels_test.zip.
+
+The archive holds ten files side by side, NAME_test.json for the ten folder names of the challenge
+(aircraft … vgg-flowers), each in COCO's form:
+
+    {"images": [{"id": 10206668, "file_name": "data/aircraft/test/000001.jpg", …}, …],
+     "annotations": [{"image_id": 10206668, "category_id": 10000011, …}, …],
+     "categories": [{"id": 10000001, "name": "707-320", …}, …], "info": …, "licenses": …}
+
+Only the annotations are used. A folder around the files does no harm. Nothing is unpacked to disk,
+and no more is read than such files can need, whatever the archive says of its sizes.
 
 The decathlon's submission, results.json: written, and scored offline.
 
@@ -9,15 +28,203 @@ It is one list with an entry for every test image of all ten domains, in any ord
 
 import json
 import operator
+import zipfile
+import zlib
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, SupportsIndex
 
-from polymask.benchmarks.labels import NUMBERINGS, Labels, Numbering, name_images, pairs
 from polymask.benchmarks.score import Score, score
 from polymask.benchmarks.suites import DECATHLON
 from polymask.errors import BenchmarkError
 from polymask.files import write_atomically
+
+_BLOCK = 10_000_000
+
+
+_FIRST_IMAGE = 200_000
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """One domain's place in the numbers."""
+
+    domain: str
+    k: int
+    classes: int
+    before: int  # train and val images
+    test: int  # test images
+
+    @property
+    def images(self) -> range:
+        """The ids of the test images."""
+        first = self.k * _BLOCK + _FIRST_IMAGE + self.before + 1
+        return range(first, first + self.test)
+
+    @property
+    def categories(self) -> range:
+        """The ids of the classes."""
+        first = self.k * _BLOCK + 1
+        return range(first, first + self.classes)
+
+    def owns_image(self, image_id: int) -> bool:
+        """Whether the number is one that images of this domain may have, in any split."""
+        return _FIRST_IMAGE < image_id - self.k * _BLOCK < _BLOCK
+
+
+_COUNTS = {  # classes, train and val images, test images: as in the organisers' own files
+    "aircraft": (100, 6_667, 3_333),
+    "cifar100": (100, 50_000, 10_000),
+    "daimlerpedcls": (2, 29_400, 19_600),
+    "dtd": (47, 3_760, 1_880),
+    "gtsrb": (43, 39_209, 12_630),
+    "imagenet12": (1000, 1_281_167, 48_238),
+    "omniglot": (1623, 24_345, 8_115),
+    "svhn": (10, 73_257, 26_032),
+    "ucf101": (101, 9_537, 3_783),
+    "vgg-flowers": (102, 2_040, 6_149),
+}
+
+
+NUMBERINGS = {
+    domain: Numbering(domain, k, *_COUNTS[domain]) for k, domain in enumerate(sorted(DECATHLON.domains), start=1)
+}
+
+
+def domain_of(image_id: int) -> str | None:
+    """The domain whose images may have this number."""
+    for domain, numbering in NUMBERINGS.items():
+        if numbering.owns_image(image_id):
+            return domain
+    return None
+
+
+def name_images(image_ids: list[int]) -> str:
+    """The first of some images, with its domain, and how many more there are in which domains."""
+    first, more = image_ids[0], image_ids[1:]
+    text = f"image {first} of {domain_of(first) or 'no domain'}"
+    if not more:
+        return text
+    counts: dict[str, int] = {}
+    for image_id in more:
+        domain = domain_of(image_id) or "no domain"
+        counts[domain] = counts.get(domain, 0) + 1
+    where = ", ".join(f"{count} of {domain}" for domain, count in sorted(counts.items()))
+    return f"{text}, and {len(more)} more ({where})"
+
+
+Labels = dict[str, dict[int, int]]  # domain -> image id -> category id
+
+
+_LARGEST_ARCHIVE = 64 << 20  # bytes; the real one has 1.6 MB
+
+
+_LARGEST_FILE = 64 << 20  # the largest real one, of ImageNet, has 10 MB
+
+
+_MOST_FILES = 1000
+
+
+_NO_ARCHIVE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    UnicodeDecodeError,
+)
+
+
+def read_labels(path: str | Path) -> Labels:
+    """The labels of all ten domains, checked against the challenge's numbering."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > _LARGEST_ARCHIVE:
+            raise BenchmarkError(f"{path} is too large to be labels_test.zip")
+        with zipfile.ZipFile(path) as archive:
+            members = _members(path, archive)
+            return {
+                domain: _labels(path, _content(path, archive, members[domain]), numbering)
+                for domain, numbering in NUMBERINGS.items()
+            }
+    except _NO_ARCHIVE as error:
+        raise BenchmarkError(f"{path} is not a whole zip archive: {error}") from error
+    except OSError as error:
+        raise BenchmarkError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The file of each domain."""
+    if len(archive.infolist()) > _MOST_FILES:
+        raise BenchmarkError(f"{path} has too many files to be labels_test.zip")
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        domain = PurePosixPath(member.filename).name.removesuffix("_test.json")
+        if domain not in NUMBERINGS or not member.filename.endswith("_test.json"):
+            continue
+        if domain in found:
+            raise BenchmarkError(f"{path} has {found[domain].filename} and {member.filename}; keep one")
+        found[domain] = member
+    lacking = [f"{domain}_test.json" for domain in NUMBERINGS if domain not in found]
+    if lacking:
+        raise BenchmarkError(
+            f"{path} lacks {', '.join(lacking)}; give the organisers' labels_test.zip, from srebuffi/residual_adapters"
+        )
+    return found
+
+
+def _content(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    if member.flag_bits & 1:
+        raise BenchmarkError(f"{path}: {member.filename} is encrypted; give the plain archive")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise BenchmarkError(f"{path}: {member.filename} is not deflated; zip it the usual way")
+    with archive.open(member) as file:
+        data = file.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise BenchmarkError(f"{path}: {member.filename} is too large to be test labels")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BenchmarkError(f"{path}: {member.filename} is not JSON ({error})") from error
+
+
+def _labels(path: Path, content: Any, numbering: Numbering) -> dict[int, int]:
+    where = f"{path}: {numbering.domain}_test.json"
+    answers = content.get("annotations") if isinstance(content, dict) else None
+    if not isinstance(answers, list) or not answers:
+        raise BenchmarkError(f"{where} has no annotations; give the labelled files, not stripped")
+    labels = pairs(answers, where)
+    foreign = [image for image in labels if not numbering.owns_image(image)]
+    if foreign:
+        raise BenchmarkError(f"{where} has {name_images(foreign)}; copy the archive anew")
+    for image, category in labels.items():
+        if category not in numbering.categories:
+            raise BenchmarkError(
+                f"{where}: image {image} has category {category}, which is none of "
+                f"{numbering.domain}; copy the archive anew"
+            )
+    return labels
+
+
+def pairs(entries: list[Any], where: str) -> dict[int, int]:
+    """Image id -> category id from COCO's entries; each image once."""
+    found: dict[int, int] = {}
+    twice: list[int] = []
+    for place, entry in enumerate(entries):
+        image = entry.get("image_id") if isinstance(entry, dict) else None
+        category = entry.get("category_id") if isinstance(entry, dict) else None
+        if type(image) is not int or type(category) is not int:
+            raise BenchmarkError(
+                f'{where}: entry {place} must be {{"image_id": …, "category_id": …}} with two '
+                f"integers, and is {str(entry)[:80]}"
+            )
+        if image in found:
+            twice.append(image)
+        found[image] = category
+    if twice:
+        raise BenchmarkError(f"{where} has more than one answer for {name_images(twice)}")
+    return found
+
 
 # What zipfile raises for damaged archives and for features that it does not know.
 

@@ -25,8 +25,7 @@ from polymask.data.load import load_data
 from polymask.files import write_atomically
 from polymask.library.model import MultiDomainModel
 from polymask.nets.zoo import load_base
-from polymask.report.demo_page import write_demo_report
-from polymask.report.results import DemoResult, DomainResult, MethodResult, Prediction
+from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction, write_demo_report
 from polymask.train.fit import Listener
 from polymask.train.learn import Learned, Loaders, learn, make_loaders
 from polymask.train.predict import logits

@@ -53,7 +53,7 @@ VERBS = Verbs(
     account=("packs", "Account"),
     score=("report", "ScoreVerb"),
     benchmark=("benchmark", "Benchmark"),
-    serve=("serve", "Serve"),
+    serve=("report", "Serve"),
     report=("report", "Report"),
     completion=("parser", "Completion"),
 )

@@ -26,19 +26,20 @@ from polymask.report.canvas import (
     whole_numbers,
     write,
 )
-from polymask.report.results import DomainResult, MethodResult
 from polymask.report.sheet import bits_text, bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import Formatter
 
+    from polymask.report.demo_page import DomainResult, MethodResult
+
 
 _WIDE = 440  # pixels; a phone shows it at four fifths of that
 _NARROW = 340  # one of several side by side
 
 
-def learning_curves(methods: Sequence[MethodResult], *, name: str) -> str:
+def learning_curves(methods: "Sequence[MethodResult]", *, name: str) -> str:
     """Accuracy on validation, and below it the training loss, epoch by epoch, for each method."""
     curves = {result.method: result.curve for result in methods if result.curve}
     return accuracy_and_loss(curves, name=name)
@@ -117,7 +118,7 @@ def largest_scalar(layers: Iterable[LayerStatistics]) -> float:
     return max((abs(k) for layer in layers for k in (layer.k1, layer.k2, layer.k3)), default=0.0)
 
 
-def size_against_accuracy(domains: Sequence[DomainResult], *, name: str) -> str:
+def size_against_accuracy(domains: "Sequence[DomainResult]", *, name: str) -> str:
     """Mean test accuracy over the domains against mean bytes a domain: a point for each method."""
     results: dict[str, list[MethodResult]] = {}
     for domain in domains:

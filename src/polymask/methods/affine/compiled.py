@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polymask.core.bits import WORD, Surrogate, threshold
-from polymask.core.buffers import BLOCK, KeptMemory, Plan, copy_together, kept_memory, move_together, plan
+from polymask.core.merge import BLOCK, KeptMemory, Plan, copy_together, kept_memory, move_together, plan
 from polymask.methods.affine.formula import affine
 
 if TYPE_CHECKING:

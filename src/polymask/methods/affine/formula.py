@@ -1,21 +1,202 @@
-"""The affine map of a site's weights, and its gradients.
+"""The affine map of a site's weights, its gradients, and what computes them: plain torch, or compiled.
 
     W~ = k0 W + k1 1 + k2 M + k3 W∘M
 
-For one weight w it is a choice between two affine maps of it, k0 w + k1 and
-(k0 + k3) w + (k1 + k2). `kernels` computes it and the gradients.
+For one weight w it is a choice between two affine maps of it, k0 w + k1 and (k0 + k3) w + (k1 + k2):
+`affine` says just that, and is what the kernels are tested against.
+
+Eager kernels go over a block of weights at a time. Whole tensors would go through memory once for
+every operation, and into fresh pages each time; a block of them stays in the cache. `torch.where` is
+the slowest operation that there is here, so the mask is a number: (k0 + k3 M) W + (k1 + k2 M) gives
+the same bits for M in {0, 1}. Matrices are (rows, columns): a row for each set of scalars, so one
+where a layer shares them. The scalars are (rows, 1).
+
+The choice of kernels is one setting for the whole process, since it is about the machine and not
+about a domain: "eager", the default, or "compiled". A run, its checkpoints and packs know nothing
+of it. The environment variable `POLYMASK_KERNELS` sets it for programs that do not, and for the
+processes they start.
 """
 
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polymask.core.bits import Surrogate
-from polymask.methods.affine import kernels
+from polymask.core.bits import Surrogate, scale_by_surrogate
+from polymask.errors import PolymaskError
+
+BLOCK = 1 << 18  # weights for each thread
+
+
+def forward(W: Tensor, R: Tensor, ks: Sequence[Tensor], at: float) -> Tensor:
+    """W~ of thresholded scores R; in W's type."""
+    out = torch.empty_like(W)
+    for w, r, target, *k in _blocks(W, R, out, *ks):
+        _map(w, _mask(r, at), k, target)
+    return out
+
+
+def backward(
+    G: Tensor,
+    W: Tensor,
+    R: Tensor,
+    ks: Sequence[Tensor],
+    at: float,
+    surrogate: Surrogate,
+    wanted: Sequence[bool],
+    dR: Tensor,
+) -> list[Tensor | None]:
+    """The gradients of those scalars that are wanted, from G = dE/dW~; that of the scores in dR.
+
+    dR = h~'(R) (k2 + k3 W) G, and dk0 = <G, W>, dk1 = <G, 1>, dk2 = <G, M>, dk3 = <G, W∘M>.
+    dR may be G itself.
+    """
+    sums: list[list[Tensor]] = [[], [], [], []]
+    for g, w, r, target, *k in _blocks(G, W, R, dR, *ks):
+        g = g.to(r.dtype)
+        gw = g * w
+        masked = _mask(r, at) if wanted[2] or wanted[3] else None
+        for i, full in enumerate((gw, g, g, gw)):
+            if wanted[i]:
+                sums[i].append(_row_sums(full, masked if i in (2, 3) else None))
+        torch.addcmul(gw.mul_(k[3]), g, k[2], out=target)
+        scale_by_surrogate(target, r, at, surrogate)
+    return [_joined(parts, W.shape[0]) if parts else None for parts in sums]
+
+
+def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
+    """Write W~ of a packed mask (32 bits to a word, row after row) to `out`.
+
+    A table of 256 numbers of 64 bits gives the eight mask values of a byte at once.
+    """
+    octets, table = words.view(torch.uint8), _octet_table(words.device)
+    done, M = 0, W.new_empty(0, dtype=ks[0].dtype)
+    for w, target, *k in _blocks(W, out, *ks):
+        first, last = done // 8, -(-(done + w.numel()) // 8)
+        found = table.index_select(0, octets[first:last].int()).view(torch.uint8)
+        begin = done - 8 * first
+        # All blocks but the last are of one size, and take the same memory.
+        M = M if M.shape == w.shape else torch.empty_like(w, dtype=ks[0].dtype)
+        M.copy_(found[begin : begin + w.numel()].view(w.shape))
+        _map(w, M, k, target)
+        done += w.numel()
+
+
+def _map(W: Tensor, M: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
+    """Write W~ to `out`, which is not W's memory; M is used up."""
+    k0, k1, k2, k3 = ks
+    # A plain number saves a pass; on a GPU it would have to be waited for.
+    plain = len(k3) == 1 and M.device.type == "cpu" and not torch.compiler.is_compiling()
+    if plain and W.dtype == M.dtype == out.dtype:
+        torch.add(k0, M, alpha=k3.item(), out=out).mul_(W)
+        out.add_(torch.add(k1, M, alpha=k2.item(), out=M))
+        return
+    scale = torch.mul(M, k3).add_(k0)
+    torch.add(scale.mul_(W), M.mul_(k2).add_(k1), out=out)
+
+
+def _mask(R: Tensor, at: float) -> Tensor:
+    """1[R >= t] as numbers; comparing into them is faster than turning booleans into them."""
+    return torch.ge(R, at, out=torch.empty_like(R))
+
+
+def _row_sums(values: Tensor, mask: Tensor | None) -> Tensor:
+    if len(values) > 1:
+        return (values if mask is None else values * mask).sum(1, keepdim=True)
+    flat = values.view(-1)
+    total = flat.sum() if mask is None else torch.dot(flat, mask.view(-1))
+    return total.view(1, 1)
+
+
+def _joined(parts: list[Tensor], rows: int) -> Tensor:
+    """Sums of blocks as sums of rows: blocks are pieces of one row, or several rows each."""
+    joined = torch.cat(parts)
+    return joined.sum(0, keepdim=True) if rows == 1 else joined
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Matrices and scalars, a block at a time; the first is a matrix."""
+    first = tensors[0]
+    rows, columns = first.shape
+    # A compiler, and a GPU, want all of it at once.
+    if first.device.type != "cpu" or torch.compiler.is_compiling():
+        return iter([tensors])
+    size = BLOCK * torch.get_num_threads()
+    if rows == 1:
+        count = -(-columns // size)
+        pieces = (torch.split(t, size, 1) if t.shape[1] > 1 else [t] * count for t in tensors)
+    else:
+        pieces = (torch.split(t, max(1, size // columns)) for t in tensors)
+    return zip(*pieces, strict=True)
+
+
+@cache
+def _octet_table(device: torch.device) -> Tensor:
+    """(256,) int64: the bits of each byte as eight bytes, the least significant first."""
+    octets = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)
+    bits = (octets >> torch.arange(8, dtype=torch.int32, device=device)) & 1
+    return bits.to(torch.uint8).view(torch.int64).view(-1)
+
+
+__all__ = ["KINDS", "Kind", "compiled_kernels", "set_kernels"]
+
+Kind = Literal["eager", "compiled"]
+KINDS: tuple[str, ...] = get_args(Kind)
+VARIABLE = "POLYMASK_KERNELS"
+LOG = logging.getLogger("polymask")
+
+_chosen: str | None = None
+
+
+def set_kernels(kind: str) -> str:
+    """Choose "eager" or "compiled" kernels; what is in use from now on.
+
+    "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first.
+    Where it does not work, a notice says so and the kernels are eager. Weights are the same to the
+    bit; gradients of compiled kernels differ in rounding. The base's weights are moved into one
+    buffer when they are first used, so a network that shared its memory with it no longer does.
+    """
+    global _chosen
+    if kind not in KINDS:
+        raise PolymaskError(f"kernels {kind!r} are not known; they are {' or '.join(KINDS)}")
+    if kind == "compiled" and (reason := _trouble()) is not None:
+        LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
+        kind = "eager"
+    _chosen = kind
+    return kind
+
+
+def compiled_kernels() -> bool:
+    """Whether compiled kernels are in use."""
+    if torch.compiler.is_compiling():  # on the whole network: it takes plain operations in
+        return False
+    if _chosen is None:
+        set_kernels(os.environ.get(VARIABLE) or "eager")
+    return _chosen == "compiled"
+
+
+@cache
+def _trouble() -> str | None:
+    """Why kernels cannot be compiled, in one line; None where they can."""
+    from polymask.methods.affine.compiled import forward_all
+
+    W, R, K, out = (
+        torch.ones(64, 1024),
+        torch.ones(64, 1024),
+        torch.ones(2, 4),
+        torch.ones(64, 1024),
+    )
+    try:
+        forward_all(W, R, K, torch.arange(64) // 32, 0.0, out)
+    except (RuntimeError, OSError) as error:  # of torch.compile, its compiler and its files
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return None
 
 
 class Matrices:
@@ -83,7 +264,7 @@ class AffineMask(torch.autograd.Function):
         ks = (k0, k1, k2, k3)
         shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
         columns = [shape.column(k, scores.dtype, scores.device) for k in ks]
-        out = kernels.forward(shape.matrix(W), shape.matrix(scores), columns, at)
+        out = forward(shape.matrix(W), shape.matrix(scores), columns, at)
         return shape.tensor(out)
 
     @staticmethod
@@ -105,7 +286,7 @@ class AffineMask(torch.autograd.Function):
         if not shape.fits(G):  # laid out otherwise, as convolutions on images by channels give it
             shape.tensor(dR).copy_(G)
         G = shape.matrix(G) if shape.fits(G) else dR
-        dks = kernels.backward(G, W, R, columns, ctx.at, ctx.surrogate, wanted, dR)
+        dks = backward(G, W, R, columns, ctx.at, ctx.surrogate, wanted, dR)
         shaped = (None if dk is None else dk.view(k.shape) for k, dk in zip(ks, dks, strict=True))
         return (None, shape.tensor(dR), *shaped, None, None)
 

@@ -24,13 +24,12 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from polymask.core.bits import SURROGATES, Bits, Surrogate, threshold
-from polymask.core.buffers import release_memory
+from polymask.core.merge import release_memory
 from polymask.core.method import Method, NormPolicy, Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.affine import kernels
-from polymask.methods.affine.formula import AffineMask, Matrices, affine
-from polymask.methods.affine.kernels import compiled_kernels
+from polymask.methods.affine import formula as kernels
+from polymask.methods.affine.formula import AffineMask, Matrices, affine, compiled_kernels
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
