@@ -27,10 +27,10 @@ from torch import Tensor
 
 import polymask as pm
 from polymask.data.load import load_data
-from polymask.data.preprocess import Feed
+from polymask.data.preprocess import Preprocess
 from polymask.files import write_atomically
 from polymask.pack.format import packs_in
-from polymask.train.predict import fit, likeness, logits, network, read_likeness
+from polymask.train.predict import likeness, likeness_cosines, logits, network, read_likeness
 
 DEMO = ("digits", "letters", "solar-cells")
 
@@ -103,13 +103,13 @@ def main() -> None:
 
 def by_likeness(features: dict[str, Tensor], likenesses: dict[str, Tensor], names: list[str]) -> dict[str, Any]:
     together = torch.stack([likenesses[name] for name in names])
-    return chosen_right({name: fit(features[name], together) for name in names})
+    return chosen_right({name: likeness_cosines(features[name], together) for name in names})
 
 
 @torch.no_grad()
 def ask(net: Callable[[Tensor], Tensor], spec: pm.InputSpec, images: list) -> Tensor:
-    feed = Feed(spec)
-    crops = [feed.crop(image) for image in images]
+    feed = Preprocess(spec)
+    crops = [feed.piece(image) for image in images]
     return torch.cat([logits(net, feed.batch(crops[i : i + 20])) for i in range(0, len(crops), 20)])
 
 

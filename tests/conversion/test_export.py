@@ -17,7 +17,7 @@ from nets import SPEC, batch, block_base, tiny_base, tiny_net, trained
 from polymask.cli import main
 from polymask.conversion import export as exporting
 from polymask.data.load import load_data
-from polymask.data.preprocess import Feed
+from polymask.data.preprocess import Preprocess
 
 CLASSES = ["class 0", "class 1", "class 2"]
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -39,9 +39,9 @@ def domain(base):
 def digits(domain):
     """Real images as the domain sees them: uint8 (N, 3, 16, 16)."""
     data = load_data("digits", limit=40)
-    feed = Feed(domain.input)
-    crops = [feed.crop(data.test.image(i, feed.shrink.side)) for i in range(6)]
-    return feed.transform.pixels(crops)
+    feed = Preprocess(domain.input)
+    crops = [feed.piece(data.test.image(i, feed.shrink.side)) for i in range(6)]
+    return feed.pixels(crops)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def written(base, domain, digits, tmp_path_factory):
 
 @torch.no_grad()
 def logits_of(base, domain, pixels):
-    return domain.merged(base)(Feed(domain.input).batch(pixels))
+    return domain.merged(base)(Preprocess(domain.input).batch(pixels))
 
 
 def test_an_onnx_file_says_what_pytorch_says_of_real_images_in_batches_of_any_size(base, domain, digits, written):
     path, exported = written
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    images = Feed(domain.input).batch(digits)
+    images = Preprocess(domain.input).batch(digits)
     wanted = logits_of(base, domain, digits)
     for count in (1, 2, 6):
         (found,) = session.run(["logits"], {"images": images[:count].numpy()})

@@ -8,7 +8,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from nets import trained
-from polymask.data.preprocess import Feed
+from polymask.data.preprocess import Preprocess
 from polymask.train.predict import write_likeness
 from serving import BASE, LOCAL, encoded, expected, library, make_app, pack, picture, text
 
@@ -121,9 +121,9 @@ def note_likenesses(folder, directions):
 
 
 def base_feature(data):
-    feed = Feed(BASE.input)
+    feed = Preprocess(BASE.input)
     with torch.no_grad():
-        return BASE.net(feed.batch([feed.crop(Image.open(io.BytesIO(data)).convert("RGB"))]))[0]
+        return BASE.net(feed.batch([feed.piece(Image.open(io.BytesIO(data)).convert("RGB"))]))[0]
 
 
 def test_auto_goes_by_the_likeness_where_every_pack_has_one(tmp_path):

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from nets import tiny_base
-from polymask.data.preprocess import Feed
+from polymask.data.preprocess import Preprocess
 from polymask.data.split import ArraySplit
-from polymask.train.predict import fit, likeness, likeness_note, read_likeness, write_likeness
+from polymask.train.predict import likeness, likeness_cosines, likeness_note, read_likeness, write_likeness
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def pictures(mean, count=40, seed=0):
 
 
 def features(base, split):
-    feed = Feed(base.input)
-    crops = [feed.crop(split.image(i)) for i in range(len(split))]
+    feed = Preprocess(base.input)
+    crops = [feed.piece(split.image(i)) for i in range(len(split))]
     with torch.no_grad():
         return base.net(feed.batch(crops))
 
@@ -55,7 +55,7 @@ def test_images_fit_their_own_domain_best(base):
     notes = [likeness(base, pictures(mean)) for mean in means]
     both = torch.stack([read_likeness(note, base.feature_dim) for note in notes])
     for place, mean in enumerate(means):
-        scores = fit(features(base, pictures(mean, seed=1)), both)
+        scores = likeness_cosines(features(base, pictures(mean, seed=1)), both)
         assert (scores.argmax(1) == place).float().mean() > 0.9
 
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from nets import tiny_base, trained
-from polymask.data.cache import cache_splits, shrink_for
+from polymask.data.cache import cache_splits
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
-from polymask.data.preprocess import Feed, eval_transform
+from polymask.data.preprocess import Preprocess, eval_transform
 from polymask.train.predict import logits, predict_files
 
 
@@ -28,13 +28,13 @@ def test_files_are_fed_as_the_domain_was_evaluated(tmp_path, squash, square):
     domain = trained(base)
     domain.input = dataclasses.replace(base.input, squash=squash, square=square)
     data = dataclasses.replace(load_data(tmp_path), squash=squash)
-    (cache,) = cache_splits([data.test], shrink_for(data, domain.input))
+    (cache,) = cache_splits([data.test], eval_transform(data, domain.input).shrink)
     images, _ = next(Loader(cache, eval_transform(data, domain.input)).batches())
     expected = logits(domain.merged(base), images).softmax(1)
 
     files = [Path(data.test.origin(i)) for i in range(len(data.test))]
     shares = torch.stack(list(predict_files(base, domain, files)))
     torch.testing.assert_close(shares, expected, rtol=0, atol=1e-6)
-    feed = Feed(domain.input)  # the server's
-    crops = [feed.crop(Image.open(file)) for file in files]
+    feed = Preprocess(domain.input)  # the server's
+    crops = [feed.piece(Image.open(file)) for file in files]
     torch.testing.assert_close(feed.batch(crops), images, rtol=0, atol=0)

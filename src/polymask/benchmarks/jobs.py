@@ -13,7 +13,7 @@ from polymask.benchmarks.suites import DECATHLON, Protocol
 from polymask.core.accounting import account_fitted, bits_per_weight, component_bits
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.data.cache import cache_splits, shrink_for
+from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
@@ -225,7 +225,7 @@ def _lesson(base: Base, name: str, source: str, job: Job, recipe: Recipe) -> Les
     protocol = replace(job.protocol, recipe=Recipe(selection="last", **fed))
     data, train, val, test = _loaders(base, name, source, protocol, job.cache)
     train = Loader(train.cache, train.transform, batch_size=train.batch_size, seed=job.seed, shuffle=True)
-    spec = replace(recipe.input(base.input), squash=data.squash)
+    spec = recipe.input(base.input, squash=data.squash)
     selection = "last" if job.protocol.searching else job.protocol.selection
     chosen = {"last": None, "val": val, "test": test}[selection]
     return Lesson(data.classes, train, chosen, test, spec)
@@ -300,7 +300,7 @@ def _answers(base: Base, job: Job, name: str, source: str, pack: Path | None) ->
 
 def _loader(data: DomainData, base: Base, job: Job) -> Loader:
     assert data.submission is not None
-    spec = job.protocol.recipe.input(base.input)
-    (cache,) = cache_splits([data.submission.images], shrink_for(data, spec), folder=job.cache)
-    crops = job.protocol.crops_of(data.mirror)
-    return Loader(cache, eval_transform(data, spec, crops=crops), batch_size=64)
+    spec = job.protocol.recipe.input(base.input, squash=data.squash)
+    preprocess = eval_transform(data, spec, crops=job.protocol.crops_of(data.mirror))
+    (cache,) = cache_splits([data.submission.images], preprocess.shrink, folder=job.cache)
+    return Loader(cache, preprocess, batch_size=64)

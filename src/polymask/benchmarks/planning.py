@@ -25,7 +25,7 @@ from polymask.benchmarks.search import (
 from polymask.benchmarks.suites import Protocol, Suite, deviations
 from polymask.core.base import Base
 from polymask.core.registry import skeleton
-from polymask.data.cache import cache_splits, shrink_for
+from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
@@ -237,10 +237,10 @@ def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol, cache:
             f"{getattr(base.head, 'out_features', 'another form')}; take that folder out of the "
             "data, or give the base that was trained on it"
         )
-    spec = protocol.recipe.input(base.input)
-    (cached,) = cache_splits([data.test], shrink_for(data, spec), folder=cache)
-    crops = eval_transform(data, spec, crops=protocol.crops_of(data.mirror))
-    images = Loader(cached, crops, batch_size=64)
+    spec = protocol.recipe.input(base.input, squash=data.squash)
+    preprocess = eval_transform(data, spec, crops=protocol.crops_of(data.mirror))
+    (cached,) = cache_splits([data.test], preprocess.shrink, folder=cache)
+    images = Loader(cached, preprocess, batch_size=64)
     return accuracy(own_network(base), images, base)
 
 

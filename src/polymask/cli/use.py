@@ -48,7 +48,7 @@ class Evaluate(PackVerb):
     """The seed that cut the source into splits, where it has none of its own."""
 
     def run(self) -> dict[str, Any]:
-        from polymask.data.cache import cache_splits, shrink_for
+        from polymask.data.cache import cache_splits
         from polymask.data.load import load_data
         from polymask.data.loader import Loader
         from polymask.data.preprocess import eval_transform
@@ -64,8 +64,9 @@ class Evaluate(PackVerb):
                 f"the classes of {self.data} ({_some(data.classes)}) are not those of the domain "
                 f"({_some(domain.classes or [])}); evaluate on images of the same classes"
             )
-        (cache,) = cache_splits([splits[self.split]], shrink_for(data, domain.input))
-        loader = Loader(cache, eval_transform(data, domain.input), batch_size=64)
+        preprocess = eval_transform(data, domain.input)
+        (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
+        loader = Loader(cache, preprocess, batch_size=64)
         accuracy = evaluate(base, domain, loader)
         return {
             "pack": str(self.pack_path()),
@@ -226,12 +227,10 @@ class Export(PackVerb):
 
 def read_pixels(files: list[Path], spec: "InputSpec") -> "Tensor":
     """Image files as the pixels that a domain sees: uint8 (N, C, H, W)."""
-    from polymask.data.decode import decode
-    from polymask.data.preprocess import Feed
+    from polymask.data.preprocess import Preprocess
 
-    feed = Feed(spec)
-    crops = [feed.crop(decode(file, str(file), feed.shrink.side)) for file in files]
-    return feed.transform.pixels(crops)
+    preprocess = Preprocess(spec)
+    return preprocess.pixels([preprocess.read(file) for file in files])
 
 
 @dataclass(kw_only=True)

@@ -95,7 +95,7 @@ def convert(
         raise ConvertError("training masks needs images of the checkpoint's classes; give data")
 
     domain = one_bit_domain(base, tuned, names)
-    domain.input = recipe.input(base.input)
+    domain.input = recipe.input(base.input, squash=None if data is None else data.squash)
     about: dict[str, Any] = {"checkpoint": Path(tuned.source).name, "seed": seed}
     val_accuracy = unrefined = outputs = None
     if data is not None:
@@ -103,7 +103,6 @@ def convert(
         teacher, (split, held_out) = tuned.network(base), _held_out(loaders)
         measure = _Measure(base, teacher, held_out, split, labelled)
         unrefined = measure(domain)
-        domain.input = replace(domain.input, squash=data.squash)
         domain, whose = _with_statistics(base, domain, teacher, loaders, statistics)
         about |= {"data": data.name, "statistics": whose, "scale_steps": steps, "scale_rate": rate}
         about |= likeness_note(base, data.train)

@@ -178,11 +178,6 @@ def shrink_of(spec: InputSpec) -> Shrink:
     return Shrink(side, spec.squash or spec.square, spec.interpolation)
 
 
-def shrink_for(data: DomainData, spec: InputSpec) -> Shrink:
-    """How a domain's images are kept for a network."""
-    return shrink_of(replace(spec, squash=data.squash))
-
-
 def cache_domain(
     data: DomainData,
     spec: InputSpec,
@@ -201,7 +196,7 @@ def cache_domain(
     splits = data.splits()
     caches = cache_splits(
         list(splits.values()),
-        shrink_for(data, spec),
+        shrink_of(replace(spec, squash=data.squash)),
         folder=folder,
         memory=memory,
         workers=workers,

@@ -25,7 +25,7 @@ from polymask.data.cache import Cache, cache_domain
 from polymask.data.decode import default_workers, in_order
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
-from polymask.data.preprocess import Transform, eval_transform, train_transform
+from polymask.data.preprocess import Preprocess, eval_transform, train_transform
 from polymask.errors import DataError
 
 Batch = tuple[Tensor, Tensor]  # float32 (N, C, H, W), int64 (N,)
@@ -43,7 +43,7 @@ class Loader:
     def __init__(
         self,
         cache: Cache,
-        transform: Transform,
+        transform: Preprocess,
         *,
         batch_size: int = 32,
         seed: int = 0,
@@ -123,7 +123,7 @@ class Samples(Dataset[tuple[Tensor, int]]):
     `torch.manual_seed` decides them, and each worker of a DataLoader has its own.
     """
 
-    def __init__(self, cache: Cache, transform: Transform) -> None:
+    def __init__(self, cache: Cache, transform: Preprocess) -> None:
         self.cache, self.transform = cache, transform
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""From a decoded image to what the network sees, with torchvision's v2 functions on uint8.
+"""From an image to what the network sees, with torchvision's v2 functions on uint8.
 
-From a cached image to what the network sees, with torchvision's v2 functions on uint8.
-
-A crop takes uint8 (3, H, W) to uint8 (3, side, side); all randomness comes from the generator that
-it is given, so a sample depends on nothing else.
+One `Preprocess` feeds training, evaluation, serving and export: an image is decoded and made small,
+a crop of it is cut, and the crops of a batch are scaled. A crop takes uint8 (3, H, W) to uint8
+(3, side, side); all randomness comes from the generator that it is given, so a sample depends on
+nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -20,8 +22,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from polymask.core.input import InputSpec
-from polymask.data.cache import short_side, shrink_of
-from polymask.data.decode import require_vision
+from polymask.data.cache import Shrink, short_side, shrink_of
+from polymask.data.decode import decode, require_vision
 from polymask.data.images import DomainData
 from polymask.errors import DataError
 
@@ -169,52 +171,69 @@ def _maybe_mirror(image: Tensor, mirror: bool, draw: Draw) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Transform:
-    """A crop, and how its pixels are scaled for the network."""
+class Preprocess:
+    """How images are fed by an input: the centre crop, unless there is another."""
 
-    crop: Crop
     spec: InputSpec
+    crop: Crop
 
-    def pixels(self, crops: Sequence[Tensor]) -> Tensor:
+    def __init__(self, spec: InputSpec, crop: Crop | None = None) -> None:
+        object.__setattr__(self, "spec", spec)
+        object.__setattr__(self, "crop", crop or centre_crop(spec))
+
+    @cached_property
+    def shrink(self) -> Shrink:
+        """How images are made small before they are cut."""
+        return shrink_of(self.spec)
+
+    def read(self, file: Path | bytes) -> Tensor:
+        """The crop of an image file, given by path or as its bytes."""
+        return self.piece(decode(file, "the image" if isinstance(file, bytes) else str(file), self.shrink.side))
+
+    def piece(self, image: Image) -> Tensor:
+        """The crop of one RGB image, uint8 (3, side, side), where it draws nothing: not in training."""
+        pixels = torch.from_numpy(self.shrink(image)).permute(2, 0, 1)
+        return self.crop(pixels, np.random.default_rng(0))
+
+    def pixels(self, crops: Tensor | Sequence[Tensor]) -> Tensor:
         """Crops as one batch uint8 (N, C, H, W), grey where the network takes one channel."""
-        images = torch.stack(list(crops))
-        if self.spec.shape[0] == 1:
-            images = _functional().rgb_to_grayscale(images)
-        return images
+        images = crops if isinstance(crops, Tensor) else torch.stack(list(crops))
+        return images if self.spec.shape[0] == 3 else _functional().rgb_to_grayscale(images)
 
-    def batch(self, crops: Sequence[Tensor]) -> Tensor:
+    def batch(self, crops: Tensor | Sequence[Tensor]) -> Tensor:
         """Crops as the network sees them: float32 (N, C, H, W), (p / 255 - mean) / std."""
-        images = self.pixels(crops)
         mean = torch.tensor(self.spec.mean).view(-1, 1, 1)
         std = torch.tensor(self.spec.std).view(-1, 1, 1)
-        return images.float().mul_(1 / (255 * std)).sub_(mean / std)
+        return self.pixels(crops).float().mul_(1 / (255 * std)).sub_(mean / std)
 
 
-def train_transform(data: DomainData, spec: InputSpec, *, scale: tuple[float, float] | None = (0.08, 1.0)) -> Transform:
+def train_transform(
+    data: DomainData, spec: InputSpec, *, scale: tuple[float, float] | None = (0.08, 1.0)
+) -> Preprocess:
     """The paper's augmentation: a random resized crop, and mirroring where the domain allows it.
 
     `scale` bounds the crop's share of the area. With None the crop has the network's size and only
     its place is random, as in the decathlon's 72 → 64 (where `spec.square` makes the image a square
     first). A squashed domain is mirrored only.
     """
-    side, how = _square(spec), spec.interpolation
+    side, how, spec = _square(spec), spec.interpolation, replace(spec, squash=data.squash)
     if data.squash:
-        return Transform(Whole(side, how, mirror=data.mirror), spec)
+        return Preprocess(spec, Whole(side, how, mirror=data.mirror))
     if scale is None:
         crop = RandomCrop(side, how, short_side(spec), spec.square, mirror=data.mirror)
-        return Transform(crop, spec)
-    return Transform(RandomResizedCrop(side, how, scale, mirror=data.mirror), spec)
+        return Preprocess(spec, crop)
+    return Preprocess(spec, RandomResizedCrop(side, how, scale, mirror=data.mirror))
 
 
-def eval_transform(data: DomainData, spec: InputSpec, *, crops: int = 1) -> Transform:
+def eval_transform(data: DomainData, spec: InputSpec, *, crops: int = 1) -> Preprocess:
     """The centre crop, or 5 or 10 crops whose logits the caller averages: (N, crops, C, H, W)."""
-    side, how = _square(spec), spec.interpolation
+    side, how, spec = _square(spec), spec.interpolation, replace(spec, squash=data.squash)
     if crops not in (1, 5, 10):
         raise DataError(f"{crops} crops are not known; give 1, 5 or 10")
     if crops == 1 or data.squash:
-        return Transform(centre_crop(replace(spec, squash=data.squash)), spec)
+        return Preprocess(spec)
     many = ManyCrops(side, how, short_side(spec), spec.square, mirror=crops == 10)
-    return Transform(many, spec)
+    return Preprocess(spec, many)
 
 
 def centre_crop(spec: InputSpec) -> Crop:
@@ -228,20 +247,3 @@ def _square(spec: InputSpec) -> int:
     if len(spec.shape) != 3 or spec.shape[0] not in (1, 3) or spec.shape[1] != spec.shape[2]:
         raise DataError(f"images cannot be given the shape {spec.shape}; 1 or 3 channels and a square are known")
     return spec.side
-
-
-class Feed:
-    """From RGB images to what a network with this input sees."""
-
-    def __init__(self, spec: InputSpec) -> None:
-        self.shrink = shrink_of(spec)
-        self.transform = Transform(centre_crop(spec), spec)
-
-    def crop(self, image: Image) -> Tensor:
-        """One RGB image as uint8 (3, side, side)."""
-        pixels = torch.from_numpy(self.shrink(image)).permute(2, 0, 1)
-        return self.transform.crop(pixels, np.random.default_rng(0))  # a centre crop draws nothing
-
-    def batch(self, crops: Tensor | Sequence[Tensor]) -> Tensor:
-        """Crops uint8 (N, 3, side, side) as the network sees them: float32 (N, C, side, side)."""
-        return self.transform.batch(crops.unbind() if isinstance(crops, Tensor) else crops)

@@ -37,7 +37,7 @@ from polymask.serve.batcher import Batcher
 from polymask.serve.library import Entry, Library, PackReplaced
 from polymask.serve.requests import crops_of, feed_of
 from polymask.serve.settings import Refusal, Settings
-from polymask.train.predict import fit, logits
+from polymask.train.predict import likeness_cosines, logits
 
 Rule = Literal["likeness", "logits"]
 
@@ -65,7 +65,7 @@ def rank(entries: Sequence[Entry], scores: Tensor) -> list[list[Ranked]]:
 def by_likeness(features: Tensor, entries: Sequence[Entry]) -> Tensor:
     """Scores (N, domains) of the base's features (N, size)."""
     likenesses = [entry.likeness for entry in entries if entry.likeness is not None]
-    return fit(features, torch.stack(likenesses))
+    return likeness_cosines(features, torch.stack(likenesses))
 
 
 def by_logits(logits: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polymask.core.input import InputSpec
 from polymask.data.decode import DAMAGED, require_vision, to_rgb
-from polymask.data.preprocess import Feed
+from polymask.data.preprocess import Preprocess
 from polymask.errors import DataError
 from polymask.serve.security import read
 from polymask.serve.settings import Refusal, Settings
@@ -118,7 +118,7 @@ _MORE_DAMAGED = (
 )
 
 
-def crop_of(feed: Feed, data: bytes, max_pixels: int) -> Tensor:
+def crop_of(feed: Preprocess, data: bytes, max_pixels: int) -> Tensor:
     """One image file as uint8 (3, side, side)."""
     pil = require_vision("PIL.Image")
     try:
@@ -130,7 +130,7 @@ def crop_of(feed: Feed, data: bytes, max_pixels: int) -> Tensor:
                     f"an image of {width} × {height} pixels is too large; send at most {max_pixels:,} pixels",
                 )
             image.draft(None, (2 * feed.shrink.side, 2 * feed.shrink.side))
-            return feed.crop(to_rgb(image, "the image"))
+            return feed.piece(to_rgb(image, "the image"))
     except Refusal:
         raise
     except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
@@ -145,9 +145,9 @@ def crop_of(feed: Feed, data: bytes, max_pixels: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def feed_of(spec: InputSpec) -> Feed:
+def feed_of(spec: InputSpec) -> Preprocess:
     """The feed of a spec; libraries have few different ones."""
-    return Feed(spec)
+    return Preprocess(spec)
 
 
 def crops_of(spec: InputSpec, images: Sequence[bytes], max_pixels: int) -> Tensor:

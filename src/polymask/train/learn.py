@@ -99,7 +99,7 @@ def learn(
         method = method_by(recipe, method, **options)
     method.check_own(False)  # these are one domain's images
     domain = new_domain(base, method, data.classes).to(base.device)
-    domain.input = replace(recipe.input(base.input), squash=data.squash)
+    domain.input = recipe.input(base.input, squash=data.squash)
     history = fit(
         base,
         domain,
@@ -139,7 +139,7 @@ def make_loaders(
 
     A test image is fed as `crops` pieces of it: 1, 5 or 10.
     """
-    spec = recipe.input(base_input)
+    spec = recipe.input(base_input, squash=data.squash)
     if recipe.mirror is not None:
         data = replace(data, mirror=recipe.mirror)
     caches = cache_domain(data, spec, folder=cache, progress=progress)
@@ -199,7 +199,7 @@ def pretrain(
         data = load_data(data, seed=seed)
     with seeded(seed):
         net, spec = build(name, pretrained=False, classes=len(data.classes))
-    spec = replace(recipe.input(spec), squash=data.squash)
+    spec = recipe.input(spec, squash=data.squash)
     _check(net, name, spec, len(data.classes))
     loaders = loaders or make_loaders(data, spec, recipe, seed=seed)
     require_val(recipe, loaders.val)

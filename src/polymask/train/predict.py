@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
-from polymask.data.preprocess import Feed
+from polymask.data.preprocess import Preprocess
 from polymask.data.split import Split
 from polymask.errors import BaseError
 
@@ -105,25 +105,12 @@ class Classifier:
     """
 
     def __init__(self, base: Base, domain: Domain) -> None:
-        from polymask.data.cache import shrink_of
-        from polymask.data.preprocess import Transform, centre_crop
-
-        spec, self.placed = domain.input, base.placed
-        self.net = network(base, domain)
-        self.shrink = shrink_of(spec)
-        self.transform = Transform(centre_crop(spec), spec)
+        self.net, self.placed = network(base, domain), base.placed
+        self.preprocess = Preprocess(domain.input)
 
     def __call__(self, files: Sequence[Path | bytes]) -> Tensor:
         """The probabilities (N, classes) of N image files, given by path or as their bytes."""
-        from polymask.data.decode import decode
-
-        draw = np.random.default_rng(0)  # a centre crop draws nothing
-        crops = []
-        for file in files:
-            name = "the image" if isinstance(file, bytes) else str(file)
-            pixels = torch.from_numpy(self.shrink(decode(file, name, self.shrink.side)))
-            crops.append(self.transform.crop(pixels.permute(2, 0, 1), draw))
-        images = self.placed(self.transform.batch(crops))
+        images = self.placed(self.preprocess.batch([self.preprocess.read(file) for file in files]))
         return logits(self.net, images).softmax(1).cpu()
 
 
@@ -157,13 +144,13 @@ def likeness(base: Base, images: Split) -> str | None:
     """The likeness of a domain's training images; None if the base gives no feature vectors."""
     if base.feature_dim is None:
         return None
-    feed = Feed(base.input)
+    preprocess = Preprocess(base.input)
     total = torch.zeros(base.feature_dim, device=base.device)
     places = np.linspace(0, len(images) - 1, min(len(images), _IMAGES)).round().astype(int)
     for start in range(0, len(places), _BATCH):
         some = places[start : start + _BATCH]
-        crops = [feed.crop(images.image(int(i), feed.shrink.side)) for i in some]
-        total += base.run({}, base.placed(feed.batch(crops))).float().sum(0)
+        crops = [preprocess.piece(images.image(int(i), preprocess.shrink.side)) for i in some]
+        total += base.run({}, base.placed(preprocess.batch(crops))).float().sum(0)
     return write_likeness(total)
 
 
@@ -189,6 +176,6 @@ def read_likeness(note: Any, size: int | None) -> Tensor | None:
     return normalize(direction, dim=0)
 
 
-def fit(features: Tensor, likenesses: Tensor) -> Tensor:
+def likeness_cosines(features: Tensor, likenesses: Tensor) -> Tensor:
     """Cosines (N, domains) between features (N, size) and likenesses (domains, size)."""
     return normalize(features.float(), dim=1) @ likenesses.T

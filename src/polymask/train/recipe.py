@@ -136,13 +136,13 @@ class Recipe:
             **rates,
         )
 
-    def input(self, base: InputSpec) -> InputSpec:
-        """How images are fed: the base's way, at the recipe's size."""
+    def input(self, base: InputSpec, *, squash: bool | None = None) -> InputSpec:
+        """How a domain's images are fed: the base's way, at the recipe's size; `squash` is the domain's own."""
         side = self.side or base.side
         crop = base.crop if self.resized is None else side / self.resized
         square = base.square if self.square is None else self.square
-        shape = (base.shape[0], side, side)
-        return replace(base, shape=shape, crop=min(crop, 1.0), square=square)
+        shape, squash = (base.shape[0], side, side), base.squash if squash is None else squash
+        return replace(base, shape=shape, crop=min(crop, 1.0), square=square, squash=squash)
 
     def changed(self, fields: Mapping[str, Any]) -> "Recipe":
         """The recipe with some fields changed; a `rate` alone is that of whole weights too."""

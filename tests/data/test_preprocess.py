@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polymask.core.input import InputSpec
-from polymask.data.cache import short_side, shrink_for
+from polymask.data.cache import short_side
 from polymask.data.images import DomainData
 from polymask.data.preprocess import (
     CentreCrop,
@@ -137,9 +137,9 @@ def test_the_decathlon_resizes_to_72_by_72_before_it_crops_64(height: int, width
 
 
 def test_images_that_become_a_square_are_kept_as_one() -> None:
-    assert shrink_for(domain(), SQUARE).size(72, 144) == (72, 72)
-    assert shrink_for(domain(), SPEC).size(72, 144) == (40, 80)
-    assert shrink_for(domain(squash=True), SQUARE).size(72, 144) == (64, 64)
+    assert eval_transform(domain(), SQUARE).shrink.size(72, 144) == (72, 72)
+    assert eval_transform(domain(), SPEC).shrink.size(72, 144) == (40, 80)
+    assert eval_transform(domain(squash=True), SQUARE).shrink.size(72, 144) == (64, 64)
 
 
 def test_the_recipe_of_the_decathlon_resizes_to_a_square_on_every_base() -> None:
