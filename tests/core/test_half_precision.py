@@ -11,7 +11,8 @@ from torch import nn
 import polymask as pm
 from nets import SPEC, batch, block_net, tiny_net
 from polymask.pack.format import read_pack, write_pack
-from polymask.train.learner import DomainLearner, make_optimiser
+from polymask.train.descent import make_optimiser
+from polymask.train.learner import DomainLearner
 from polymask.train.predict import evaluate
 from polymask.train.recipe import get_recipe
 

@@ -11,8 +11,8 @@ import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net
 from polymask.core.survey import Site
 from polymask.methods.series_adapter import SeriesAdapter
+from polymask.train.descent import learned_by
 from polymask.train.fit import fit
-from polymask.train.learner import learned_by
 from polymask.train.recipe import Recipe
 from short_training import TRAIN, VAL
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import polymask as pm
-from polymask.train import depthwise
-from polymask.train.depthwise import TapByTap, has_depthwise
+from polymask.train import descent as depthwise
+from polymask.train.descent import TapByTap, has_depthwise
 
 
 def gradients(images, conv):

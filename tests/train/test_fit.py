@@ -10,11 +10,12 @@ from torch import nn
 import polymask as pm
 from nets import SPEC, block_base, logits, tiny_base, tiny_net
 from polymask.errors import InterruptedTraining, TrainingError
+from polymask.train.descent import descend, learned_by, make_optimisers, set_rates
 from polymask.train.fit import Listener, fit
 from polymask.train.learn import Learned
-from polymask.train.learner import DomainLearner, descend, learned_by, make_optimisers, mask_density, placed, set_rates
+from polymask.train.learner import DomainLearner, EpochRecord, mask_density, placed
 from polymask.train.predict import evaluate
-from polymask.train.state import CheckpointError, EpochRecord, load_checkpoint, save_checkpoint
+from polymask.train.state import CheckpointError, load_checkpoint, save_checkpoint
 from short_training import RECIPE, TRAIN, VAL, Fixed, StopAt, fresh, same
 
 

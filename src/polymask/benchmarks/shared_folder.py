@@ -33,8 +33,8 @@ from polymask.errors import EngineError
 from polymask.files import SUFFIX, write_atomically
 from polymask.nets.zoo import ALIGNMENT, build, read_state
 from polymask.train.fit import Listener
+from polymask.train.learner import EpochRecord
 from polymask.train.recipe import Recipe
-from polymask.train.state import EpochRecord
 
 _TYPES = {
     torch.float64: "F64",

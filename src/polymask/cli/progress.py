@@ -18,8 +18,8 @@ from polymask.benchmarks.jobs import Job
 from polymask.benchmarks.local import Watcher
 from polymask.benchmarks.records import ARROWS, Outcome, Plan
 from polymask.train.fit import Listener
+from polymask.train.learner import EpochRecord
 from polymask.train.recipe import Recipe
-from polymask.train.state import EpochRecord
 
 
 def error_console() -> Console:

@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,10 @@ from polymask.core.domain import Domain
 from polymask.core.method import Method, Objective
 from polymask.core.registry import create_method
 from polymask.errors import InterruptedTraining, LostProcess, NotFinite, TrainingError
-from polymask.train.learner import DomainLearner, Learner, placed
+from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed
 from polymask.train.predict import Batches
 from polymask.train.recipe import Recipe, get_recipe
-from polymask.train.state import EpochRecord, Run, copied, domain_identity
+from polymask.train.state import Run, copied, domain_identity
 
 if TYPE_CHECKING:
     from polymask.train.ranks import Ranks
@@ -137,6 +137,44 @@ def fit(
     if domain.method.norm_reestimate and val is None:
         domain.reestimate_norms(base, (batch for batch, _ in images()))
     return run.history
+
+
+def fit_joint(
+    base: Base,
+    domains: Sequence[Domain],
+    trains: Sequence[Batches],
+    vals: Sequence[Batches | None],
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> list[list[EpochRecord]]:
+    """Train domains together, then turn each into its stored form; the history of each.
+
+    The best epoch is that of the best mean accuracy on val. See `Rounds` for whose turn it is.
+    """
+    for val in vals:
+        require_val(recipe, val)
+    rounds = Rounds(trains)
+    each = [domain_identity(domain, recipe, seed) for domain in domains]
+    run = Run({"number of rounds": rounds.rounds, "domains": each})
+    if resume and checkpoint is not None and checkpoint.exists():
+        run.load(checkpoint)
+    torch.manual_seed(seed)
+    with seeded(seed):
+        learner = JointLearner(base, domains, rounds, vals, recipe)
+    val = next((val for val in vals if val is not None), None)
+    with stop_signals() as stop:
+        run_epochs(learner, rounds, val, run, listener or Listener(), stop, checkpoint)
+    learner.restore(run.best or copied(learner.stored()))
+    if val is None:
+        for domain, train in zip(domains, trains, strict=True):
+            if domain.method.norm_reestimate:
+                batches = (placed(*batch, base, recipe)[0] for batch in train.batches(0))
+                domain.reestimate_norms(base, batches)
+    return learner.histories
 
 
 def stage_recipe(recipe: Recipe, method: Method, stage: int) -> Recipe:

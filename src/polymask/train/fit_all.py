@@ -21,11 +21,11 @@ from polymask.core.registry import new_domain
 from polymask.errors import DomainError, MethodError, TrainingError, near_matches
 from polymask.files import SUFFIX, check_name
 from polymask.pack.storing import load_domain
-from polymask.train.fit import Listener, fit
-from polymask.train.joint import fit_joint
+from polymask.train.fit import Listener, fit, fit_joint
+from polymask.train.learner import EpochRecord
 from polymask.train.predict import Batches, accuracy, evaluate, own_network
 from polymask.train.recipe import Recipe, get_recipe, method_by
-from polymask.train.state import EpochRecord, plain
+from polymask.train.state import plain
 
 _BATCHES = 4  # of each domain, for the agreement
 

@@ -31,11 +31,12 @@ from polymask.data.preprocess import eval_transform, train_transform
 from polymask.errors import BaseError
 from polymask.nets.base_file import BaseNotes, write_base
 from polymask.nets.zoo import build
+from polymask.train.descent import descend, make_optimiser
 from polymask.train.fit import Listener, fit, require_val, run_epochs, seeded, stop_signals
-from polymask.train.learner import Learner, Step, count_hits, descend, make_optimiser, moved
+from polymask.train.learner import EpochRecord, Learner, Step, count_hits, moved
 from polymask.train.predict import Batches, accuracy, evaluate, likeness_note
 from polymask.train.recipe import Recipe, get_recipe, method_by
-from polymask.train.state import EpochRecord, Run
+from polymask.train.state import Run
 
 if TYPE_CHECKING:
     from polymask.train.ranks import Ranks

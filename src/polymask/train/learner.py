@@ -1,27 +1,35 @@
-"""What learns: something with parameters and its optimisers; here, a domain and its objective."""
+"""What learns, driven by the loop of training: one domain, or several together."""
 
-import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch import Tensor
+from torch.optim import Optimizer
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.method import Objective, Stored
 from polymask.errors import TrainingError
-from polymask.train.depthwise import TapByTap, has_depthwise
+from polymask.train.descent import TapByTap, decay_pulls, descend, has_depthwise, learned_by, make_optimisers, set_rates
 from polymask.train.predict import Batches, evaluate
-from polymask.train.recipe import Optimiser, Recipe
+from polymask.train.recipe import Recipe
 
-FUSING = ("cpu", "cuda", "mps", "xpu")  # devices with fused optimisers
-FUSED_TYPES = (torch.float32, torch.float64)  # in half precision, torch's SGD on CPUs does nothing
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch: mean loss and accuracies in percent. `val_accuracy` is None without val."""
+
+    epoch: int
+    loss: float
+    train_accuracy: float
+    val_accuracy: float | None
 
 
 class Step(NamedTuple):
@@ -84,6 +92,9 @@ class Learner(ABC):
     def density(self) -> float | None:
         """The share of ones in its masks; None where there are none."""
         return None
+
+    def note(self, record: EpochRecord) -> None:  # noqa: B027 - most have nothing to do
+        """An epoch is over, and this is what is said of it."""
 
 
 class DomainLearner(Learner):
@@ -159,47 +170,128 @@ class DomainLearner(Learner):
             self.objective.load_state_dict(state["objective"])
 
 
+class Rounds:
+    """Batches of several domains in turn: each round takes one of each.
+
+    An epoch has as many rounds as the largest domain has batches, so that it is one pass over that
+    domain. The others begin again when they are through, in another order, and go on from one epoch
+    to the next where they were: round r of the whole training takes batch r mod n of pass r div n,
+    for n batches. So no image is left out, and a domain's share of the steps is that of any other.
+    """
+
+    def __init__(self, sources: Sequence[Batches]) -> None:
+        if not all(len(source) for source in sources):
+            raise TrainingError("a domain has no batch to train on; give it images, or take it out")
+        self.sources, self.rounds = sources, max(map(len, sources))
+        self.turn = 0  # whose batch was given last
+
+    def __len__(self) -> int:
+        return self.rounds * len(self.sources)
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images, labels) of an epoch, from batch `start` on; `turn` says whose they are."""
+        done, turn = divmod(start, len(self.sources))
+        begun = [epoch * self.rounds + done + (place < turn) for place in range(len(self.sources))]
+        endless = [_passes(source, first) for source, first in zip(self.sources, begun, strict=True)]
+        for step in range(start, len(self)):
+            self.turn = step % len(self.sources)
+            yield next(endless[self.turn])
+
+
+class JointLearner(Learner):
+    """Domains that learn together: each step is one domain's, by optimisers that all share."""
+
+    def __init__(
+        self, base: Base, domains: Sequence[Domain], rounds: Rounds, vals: Sequence[Batches | None], recipe: Recipe
+    ) -> None:
+        self.domains, self.rounds, self.vals, self.recipe = domains, rounds, vals, recipe
+        objectives = [
+            domain.method.objective(base, domain, partial(_placed_batches, base, source, recipe))
+            for domain, source in zip(domains, rounds.sources, strict=True)
+        ]
+        self.optimisers = make_optimisers(learned_by(domains, objectives), recipe)
+        pairs = zip(domains, objectives, strict=True)
+        self.learners = [DomainLearner(base, domain, recipe, its, self.optimisers) for domain, its in pairs]
+        self.sums = [[0.0, 0, 0] for _ in domains]  # loss, right and images of each, in this epoch
+        self.found: list[float | None] = [None] * len(domains)
+        self.histories: list[list[EpochRecord]] = [[] for _ in domains]
+
+    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self.learners[0].placed(images, labels)
+
+    def begin_epoch(self) -> None:
+        for domain in self.domains:
+            domain.train()
+
+    def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
+        turn = self.rounds.turn
+        found = self.learners[turn].step(images, labels, epoch - turn / len(self.rounds))  # as the round began
+        for place, value in enumerate((found.loss * found.images, found.right, found.images)):
+            self.sums[turn][place] += value
+        return found
+
+    def settle(self, train: Batches, epoch: int) -> None:
+        for learner, source in zip(self.learners, self.rounds.sources, strict=True):
+            learner.settle(source, epoch)
+
+    def measure(self, val: Batches) -> float:
+        """The mean accuracy on all that there is to measure on; `val` is one of them."""
+        pairs = zip(self.learners, self.vals, strict=True)
+        self.found = [None if its is None else learner.measure(its) for learner, its in pairs]
+        return fmean(accuracy for accuracy in self.found if accuracy is not None)
+
+    def note(self, record: EpochRecord) -> None:
+        for history, (loss, right, seen), accuracy in zip(self.histories, self.sums, self.found, strict=True):
+            history.append(replace(record, loss=loss / seen, train_accuracy=100 * right / seen, val_accuracy=accuracy))
+        self.sums = [[0.0, 0, 0] for _ in self.domains]
+
+    def stored(self) -> dict[str, Stored]:
+        return {f"{place}/{n}": t for place, domain in enumerate(self.domains) for n, t in domain.stored().items()}
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        """Turn every domain into its stored form."""
+        for place, domain in enumerate(self.domains):
+            mine = {name: tensor for name, tensor in stored.items() if name.partition("/")[0] == str(place)}
+            domain.restore({name.partition("/")[2]: tensor for name, tensor in mine.items()})
+
+    def state(self) -> dict[str, Any]:
+        parts = zip(self.domains, self.sums, self.histories, strict=True)
+        return {
+            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
+            "domains": [
+                {
+                    "state": {n: t.clone() for n, t in domain.state_dict().items()},
+                    "sums": sums,
+                    "history": [asdict(record) for record in history],
+                }
+                for domain, sums, history in parts
+            ],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
+        for domain, saved in zip(self.domains, state["domains"], strict=True):
+            domain.load_state_dict(saved["state"])  # in place: what is tied stays tied
+        self.sums = [list(saved["sums"][:3]) for saved in state["domains"]]
+        self.histories = [[EpochRecord(**record) for record in saved["history"]] for saved in state["domains"]]
+
+
+def _passes(source: Batches, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches from number `first` of all passes on, without end."""
+    each, start = divmod(first, len(source))
+    while True:
+        yield from source.batches(each, start)
+        each, start = each + 1, 0
+
+
+def _placed_batches(base: Base, source: Batches, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
+    return (placed(images, labels, base, recipe) for images, labels in source.batches(0))
+
+
 def count_hits(logits: Tensor, labels: Tensor) -> int:
     """How many images got their own class."""
     return int((logits.argmax(1) == labels).sum())
-
-
-Pull = tuple[nn.Parameter, Tensor, float]
-
-
-def decay_pulls(base: Base, domain: Domain, recipe: Recipe) -> list[Pull]:
-    """What decay adds to the gradients of changes of whole weights.
-
-    Optimisers add decay times the change D; for W~ = W + D to decay, decay times W is missing.
-    """
-    if not recipe.weight_decay:
-        return []
-    found: list[Pull] = []
-    for name, transform in domain.named_transforms():
-        site = domain.sites[name]
-        bias = base.tensor(site.bias) if site.has_bias else None
-        for parameter, origin in transform.origins(base.tensor(name), bias):
-            if parameter.requires_grad:
-                found.append((parameter, origin, recipe.weight_decay))
-    return found
-
-
-def descend(loss: Tensor, optimisers: Iterable[Optimizer], pulls: Iterable[Pull] = ()) -> float:
-    """One step down the gradient of `loss`, unless it is not finite; the loss as a number."""
-    value = loss.item()
-    if not math.isfinite(value):
-        return value
-    chosen = list(optimisers)
-    for optimiser in chosen:
-        optimiser.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    for parameter, origin, decay in pulls:
-        if parameter.grad is not None:
-            parameter.grad.add_(origin, alpha=decay)
-    for optimiser in chosen:
-        optimiser.step()
-        optimiser.zero_grad()  # the next step's weights can use their memory
-    return value
 
 
 def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:
@@ -224,83 +316,3 @@ def mask_density(domain: Domain) -> float | None:
         if mask is not None:
             ones, total = ones + int(mask.sum()), total + mask.numel()
     return ones / total if total else None
-
-
-def learned_by(domains: Sequence[Domain], objectives: Sequence[Objective | None]) -> dict[str, list[nn.Parameter]]:
-    """What several domains and their objectives learn, by part; what they share is there once.
-
-    Scores and scalars are parts of their own here, apart from the other transforms.
-    """
-    groups: dict[str, dict[int, nn.Parameter]] = defaultdict(dict)
-    for domain, objective in zip(domains, objectives, strict=True):
-        for name, parameters in domain.param_groups().items():
-            groups[name] |= {id(p): p for p in parameters}
-        if objective is not None:
-            groups["head"] |= {id(p): p for p in objective.parameters()}
-        for _, part in domain.named_parts():
-            for name, some in (
-                ("scores", part.score_parameters()),
-                ("scalars", part.scalar_parameters()),
-            ):
-                taken = {id(p): groups["transforms"].pop(id(p)) for p in some if p.requires_grad}
-                groups[name] |= taken
-    return {name: list(parameters.values()) for name, parameters in groups.items()}
-
-
-def make_optimisers(groups: dict[str, list[nn.Parameter]], recipe: Recipe) -> dict[str, Optimizer]:
-    """One for transforms and norms, one for whole weights, and the head's own.
-
-    Scalars are the first one's, unless the recipe has a rate for them.
-    """
-    decaying, scalars = list(groups["transforms"]), list(groups.get("scalars", []))
-    if recipe.scalar_rate is None:
-        decaying, scalars = decaying + scalars, []
-    body, rates = (recipe.optimiser, recipe.momentum), rates_of(recipe)
-    chosen = {
-        "body": (decaying, recipe.transform_decay, body),
-        "scalars": (scalars, recipe.transform_decay, body),
-        "weights": (groups["weights"], recipe.weight_decay, body),
-        "head": (groups["head"], recipe.head_decay, (recipe.head_optimiser, recipe.head_momentum)),
-    }
-    fixed = {"body": list(groups.get("scores", [])) + list(groups["norms"])}  # these never decay
-    optimisers: dict[str, Optimizer] = {}
-    for name, (parameters, decay, (kind, momentum)) in chosen.items():
-        parts = [(parameters, decay), (fixed.get(name, []), 0.0)]
-        made = [{"params": some, "weight_decay": its} for some, its in parts if some]
-        if made:
-            optimisers[name] = make_optimiser(made, kind, rates[name], momentum)
-    if not optimisers:
-        raise TrainingError("the domain has nothing to learn; make a new one, not a stored one")
-    return optimisers
-
-
-def make_optimiser(groups: list[dict[str, Any]], kind: Optimiser, rate: float, momentum: float) -> Optimizer:
-    """Adam, or SGD with a momentum; each in one pass over memory where the device can do that.
-
-    A group has its `params` and its `weight_decay`.
-    """
-    parameters = [p for group in groups for p in group["params"]]
-    fused = all(p.dtype in FUSED_TYPES and p.device.type in FUSING for p in parameters)
-    if kind == "adam":
-        return Adam(groups, rate, fused=fused)
-    return SGD(groups, rate, momentum, fused=fused)
-
-
-def rates_of(recipe: Recipe) -> dict[str, float]:
-    """The recipe's rate for each optimiser."""
-    scalars = recipe.rate if recipe.scalar_rate is None else recipe.scalar_rate
-    return {
-        "body": recipe.rate,
-        "scalars": scalars,
-        "weights": recipe.weight_rate,
-        "head": recipe.head_rate,
-    }
-
-
-def set_rates(optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float, *, head_only: bool = False) -> None:
-    """The recipe's rates at this point of training; none but the head's where that goes first."""
-    rates = rates_of(recipe)
-    for name, optimiser in optimisers.items():
-        rests = head_only and name != "head"
-        for group in optimiser.param_groups:
-            group["lr"] = 0.0 if rests else rates[name] * recipe.factor(epoch)

@@ -45,8 +45,9 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.method import Objective
 from polymask.errors import LostProcess, TrainingError
+from polymask.train.descent import descend, set_rates
 from polymask.train.fit import Session, Stop
-from polymask.train.learner import DomainLearner, Step, count_hits, descend, set_rates
+from polymask.train.learner import DomainLearner, Step, count_hits
 from polymask.train.predict import Batches
 from polymask.train.ranks import Ranks, Shard, losses_explained
 from polymask.train.recipe import Recipe

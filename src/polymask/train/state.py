@@ -8,7 +8,7 @@ It is written to a temporary file, then renamed; reading it never unpickles.
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from polymask.core.domain import Domain
 from polymask.core.method import Stored
 from polymask.errors import PolymaskError
 from polymask.files import write_atomically
-from polymask.train.learner import Learner, Step
+from polymask.train.learner import EpochRecord, Learner, Step
 from polymask.train.recipe import Recipe
 
 _KEY = "polymask-checkpoint"
@@ -76,16 +76,6 @@ def _put_back(node: Any, tensors: dict[str, Tensor]) -> Any:
     return node
 
 
-@dataclass(frozen=True)
-class EpochRecord:
-    """One epoch: mean loss and accuracies in percent. `val_accuracy` is None without val."""
-
-    epoch: int
-    loss: float
-    train_accuracy: float
-    val_accuracy: float | None
-
-
 class Run:
     """Where a training run stands, and what a checkpoint keeps of it."""
 
@@ -124,6 +114,7 @@ class Run:
     def finish_epoch(self, learner: Learner, accuracy: float | None) -> None:
         """Close the epoch, and keep what was learned if it is the best so far."""
         self.close_epoch(accuracy)
+        learner.note(self.history[-1])
         if accuracy is None or learner.recipe.selection != "best":
             return
         if accuracy > self.best_accuracy:
@@ -146,7 +137,7 @@ class Run:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Go on from a checkpoint of the same run and give all of it; raise if it is of another."""
-        state = load_checkpoint(path)
+        state = _current(load_checkpoint(path))
         for name, value in self.identity.items():
             then = state["identity"].get(name)
             if plain(then) != plain(value):
@@ -169,6 +160,28 @@ class Run:
         learner.load(self._saved)
         torch.set_rng_state(self._saved["random"])
         self._saved = None
+
+
+def _current(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint as it is written now; those of domains that learn together were once another."""
+    if "stage" in state:
+        return state
+    (steps, *each), (epoch, done, best) = state["identity"], state["place"]
+    domains = state["domains"]
+    sums = [sum(values) for values in zip(*(its["sums"][:3] for its in domains), strict=True)]
+    columns = zip(*(its["history"] for its in domains), strict=True)
+    return state | {
+        "identity": {"number of rounds": steps, "domains": each},
+        "stage": [0, 0],
+        "place": [epoch, done * len(domains), *sums],
+        "history": [{name: _mean([r[name] for r in records]) for name in records[0]} for records in columns],
+        "best": {f"{place}/{n}": t for place, its in enumerate(domains) for n, t in its["best"].items()},
+        "best_accuracy": best,
+    }
+
+
+def _mean(values: list[Any]) -> Any:
+    return None if None in values else sum(values) / len(values)
 
 
 def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]:
