@@ -149,7 +149,7 @@ def test_a_domain_takes_rank_times_the_rows_and_columns_of_every_site(rank):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank=0 must be a whole number of at least 1"),
+        ({"rank": 0}, "rank=0 must be a whole number from 1 on"),
         ({"rank": 2.0}, r"rank=2\.0 must be a whole number"),
         ({"rank": True}, "rank=True must be a whole number"),
         ({"alpha": 0}, "alpha=0 must be a positive number"),

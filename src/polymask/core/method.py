@@ -121,6 +121,42 @@ class Transform(Part, ABC):
         return None
 
 
+class MaskTransform(Transform):
+    """A site with a mask: scores while it learns, bits (32 to a word, on the device) once it is stored."""
+
+    components: ClassVar[Mapping[str, str]] = {"mask": "mask"}
+
+    scores: nn.Parameter | None
+    words: Tensor | None
+    shape: tuple[int, ...]  # of the mask
+
+    @abstractmethod
+    def mask_of(self, scores: Tensor) -> Tensor:
+        """The mask that scores stand for, a boolean tensor."""
+
+    def bits(self) -> Bits:
+        """The mask in its stored form."""
+        return Bits.of(self.mask()) if self.words is None else Bits(self.words, self.shape)
+
+    def mask(self) -> Tensor:
+        """The mask as a boolean tensor."""
+        return self.bits().unpack() if self.scores is None else self.mask_of(self.scores.detach())
+
+    def score_parameters(self) -> list[nn.Parameter]:
+        """The scores, while there are some."""
+        return [] if self.scores is None else [self.scores]
+
+    def stored(self) -> dict[str, Stored]:
+        """The mask's bits."""
+        return {"mask": self.bits()}
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        """Drop the scores and keep the bits."""
+        bits = stored["mask"]
+        assert isinstance(bits, Bits)
+        self.words, self.scores = bits.words, None
+
+
 class Route(Part, ABC):
     """How images go through the base, where their activations decide.
 
@@ -189,8 +225,7 @@ class Method(ABC):
             raise MethodError(f"norm_momentum={momentum!r} must be in (0, 1], or None")
         if momentum is not None:
             object.__setattr__(self, "norm_momentum", float(momentum))
-        if not isinstance(self.norm_reestimate, bool):
-            raise MethodError(f"norm_reestimate={self.norm_reestimate!r} must be true or false")
+        self.check_flags("norm_reestimate")
 
     def check_choice(self, option: str, allowed: tuple[object, ...]) -> None:
         """Raise unless the option's value is one of those allowed."""
@@ -203,6 +238,18 @@ class Method(ABC):
         value = getattr(self, option)
         if not isinstance(value, int | float) or not low <= value <= high:
             raise MethodError(f"{option}={value!r} must be a number from {low:g} to {high:g}")
+
+    def check_whole(self, option: str, low: int = 1, high: int | None = None) -> None:
+        """Raise unless the option is a whole number from `low` on."""
+        value, top = getattr(self, option), "" if high is None else f" to {high}"
+        if type(value) is not int or value < low or (high is not None and value > high):
+            raise MethodError(f"{option}={value!r} must be a whole number from {low}{top or ' on'}")
+
+    def check_flags(self, *options: str) -> None:
+        """Raise unless the options are true or false."""
+        for option in options:
+            if not isinstance(value := getattr(self, option), bool):
+                raise MethodError(f"{option}={value!r} must be true or false")
 
     def check_interval(self, option: str) -> None:
         """Raise unless the option is two numbers, low and high; keep it as a tuple of floats."""

@@ -42,6 +42,11 @@ class Site:
         return torch.Size(self.shape).numel()
 
     @property
+    def learned_dtype(self) -> torch.dtype:
+        """The type in which something learns that stands for the weight: half precision is too coarse for steps."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
     def channels(self) -> int:
         """Number of output channels."""
         return torch.Size(self.channel_shape).numel()

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymask.core.bits import Bits
-from polymask.core.method import Images, Method, Objective, Stored, Transform
+from polymask.core.method import Images, MaskTransform, Method, Objective, Stored
 from polymask.core.network import narrowed
 from polymask.core.survey import Site
 from polymask.errors import MethodError
@@ -76,21 +75,16 @@ class Ba2(Method):
         return Budget(self, sites) if sites and self.budget < 1 else None
 
 
-class Switches(Transform):
+class Switches(MaskTransform):
     """One site's scores (C_in,) or, stored, its packed switches."""
 
-    components: ClassVar[Mapping[str, str]] = {"mask": "mask"}
-
-    scores: nn.Parameter | None
     limit: Tensor | None  # of channels that the stored form may keep
-    words: Tensor | None
 
     def __init__(self, method: Ba2, site: Site) -> None:
         super().__init__()
         self.layout = _layout(site)
         self.channels = self.layout[0] * self.layout[2]
-        # Half-precision weights are learned on in single precision.
-        self.dtype = torch.promote_types(site.dtype, torch.float32)
+        self.shape, self.dtype = (self.channels,), site.learned_dtype
         self.scores = nn.Parameter(torch.full((self.channels,), method.start, dtype=self.dtype))
         # The site's own share, until the objective has compared sites.
         self.register_buffer("limit", torch.tensor(max(1, int(method.budget * self.channels))))
@@ -117,32 +111,19 @@ class Switches(Transform):
         switches: Tensor = _Switch.apply(self.scores, self.channels)  # type: ignore[no-untyped-call]
         return switches
 
-    def mask(self) -> Tensor:
+    def mask_of(self, scores: Tensor) -> Tensor:
         """The switches that are stored, (C_in,) boolean."""
-        if self.scores is not None:
-            assert self.limit is not None
-            return _best(self.scores.detach(), self.limit)
-        assert self.words is not None
-        return Bits(self.words, (self.channels,)).unpack()
+        assert self.limit is not None
+        return _best(scores, self.limit)
 
     def flipped(self) -> int | None:
         """The channels that are off: all started on."""
         return self.channels - int(self.mask().sum())
 
-    def score_parameters(self) -> list[nn.Parameter]:
-        """The scores r, while there are some."""
-        return [] if self.scores is None else [self.scores]
-
-    def stored(self) -> dict[str, Stored]:
-        """The switches' bits."""
-        shape = (self.channels,)
-        return {"mask": Bits.of(self.mask()) if self.words is None else Bits(self.words, shape)}
-
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Drop the scores and keep the bits."""
-        bits = stored["mask"]
-        assert isinstance(bits, Bits)
-        self.words, self.scores, self.limit = bits.words, None, None
+        """Drop the scores and their limit, and keep the bits."""
+        super().restore(stored)
+        self.limit = None
 
     def compact(self, layer: nn.Module) -> nn.Module | None:
         """The layer without the channels that are off."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from polymask.core.method import Method, NormPolicy, Route, Stored, Transform
 from polymask.core.network import structural_copy
-from polymask.core.norms import COUNTER, learned_type
+from polymask.core.norms import COUNTER
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 
@@ -74,7 +74,7 @@ class FreeWeights(Transform):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        dtype = learned_type(site.dtype)
+        dtype = site.learned_dtype
         self.register_parameter("delta", nn.Parameter(torch.zeros(site.shape, dtype=dtype)))
         bias = torch.zeros(site.channels, dtype=dtype)
         self.register_parameter("delta_bias", nn.Parameter(bias) if site.has_bias else None)

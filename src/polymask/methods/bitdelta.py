@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polymask.core.bits import Bits
-from polymask.core.method import Images, Method, Stage, Stored, Transform
+from polymask.core.method import Images, MaskTransform, Method, Stage, Stored, Transform
 from polymask.core.survey import Site
 from polymask.methods.baselines import FreeWeights
 
@@ -89,21 +89,19 @@ class BitDelta(Method):
         return following
 
 
-class SignsTransform(Transform):
+class SignsTransform(MaskTransform):
     """One site's packed signs, α (1,) and d (channels,); while refining, θ (1,) too."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask", "alpha": "scalars", "bias": "bias"}
 
     alpha: Tensor
     theta: nn.Parameter | None
-    words: Tensor
     delta_bias: nn.Parameter | None
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.shape = site.shape
-        # Half-precision weights are learned on in single precision.
-        dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        self.shape, self.scores = site.shape, None
+        dtype = site.learned_dtype
         self.register_buffer("alpha", torch.zeros(1, dtype=dtype))
         self.theta = nn.Parameter(torch.zeros(1, dtype=dtype))
         self.register_buffer("words", Bits.of(torch.zeros(site.shape, dtype=torch.bool)).words)
@@ -114,7 +112,7 @@ class SignsTransform(Transform):
     def take(self, free: FreeWeights) -> None:
         """The signs and the size of a change, and the change of the bias whole."""
         mask, alpha = nearest(free.delta)
-        self.words = Bits.of(mask).words.to(self.words.device)
+        self.words = Bits.of(mask).words.to(self.alpha.device)
         self.alpha.copy_(alpha)
         if self.delta_bias is not None and free.delta_bias is not None:
             self.delta_bias.copy_(free.delta_bias)
@@ -134,19 +132,19 @@ class SignsTransform(Transform):
         return (base_weight + alpha * (2 * M - 1)).to(base_weight.dtype)
 
     def bias(self, base_bias: Tensor | None) -> Tensor | None:
-        """B + d."""
+        """The bias with its change, b + d."""
         if base_bias is None or self.delta_bias is None:
             return None
         return (base_bias + self.delta_bias).to(base_bias.dtype)
 
-    def mask(self) -> Tensor:
-        """M as a boolean tensor."""
-        return Bits(self.words, self.shape).unpack()
+    def mask_of(self, scores: Tensor) -> Tensor:
+        """Signs are read off, and have no scores."""
+        raise NotImplementedError
 
     def stored(self) -> dict[str, Stored]:
         """The signs' bits, α and d."""
         stored: dict[str, Stored] = {
-            "mask": Bits(self.words, self.shape),
+            "mask": self.bits(),
             "alpha": self.size().detach(),
         }
         if self.delta_bias is not None:
@@ -155,10 +153,10 @@ class SignsTransform(Transform):
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
         """Keep the bits, the size and d; nothing is learned any more."""
-        mask, alpha = stored["mask"], stored["alpha"]
-        assert isinstance(mask, Bits)
+        super().restore(stored)
+        alpha = stored["alpha"]
         assert isinstance(alpha, Tensor)
-        self.words, self.alpha, self.theta = mask.words, alpha, None
+        self.alpha, self.theta = alpha, None
         if "bias" in stored:
             bias = stored["bias"]
             assert isinstance(bias, Tensor)

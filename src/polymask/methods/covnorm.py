@@ -192,7 +192,7 @@ class MiniAdapter(Transform):
         if max(k_x, k_y) > rows:
             raise MethodError(f"ranks of {site.name} are [{k_x}, {k_y}], but it has {rows} channels to mix")
         self.dtype = site.dtype
-        tensor = partial(torch.zeros, dtype=torch.promote_types(site.dtype, torch.float32))
+        tensor = partial(torch.zeros, dtype=site.learned_dtype)
         self.mini = nn.Parameter(tensor(groups, k_y, k_x))
         # A domain that has learned no adapters mixes its first channels.
         for name, shape in (("colouring", (rows, k_y)), ("whitening", (k_x, rows))):

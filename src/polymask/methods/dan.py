@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from polymask.core.method import Method, NormPolicy, Transform
 from polymask.core.survey import Site
-from polymask.errors import MethodError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +54,7 @@ class Dan(Method):
         super().__post_init__()
         self.check_choice("controller", ("linear", "diagonal"))
         self.check_choice("start", ("original", "identity"))
-        if not isinstance(self.always, bool):
-            raise MethodError(f"always={self.always!r} must be true or false")
+        self.check_flags("always")
 
     def transform(self, site: Site) -> "Controller | None":
         """A controller; None where it would not be smaller than W and `always` is off."""
@@ -86,7 +84,7 @@ class Controller(Transform):
         self.layout = _layout(site)
         groups, _, rows, _ = self.layout
         # Half-precision weights are learned on in single precision.
-        dtype = torch.promote_types(site.dtype, torch.float32)
+        dtype = site.learned_dtype
         diagonal = torch.ones(groups, rows, dtype=dtype)
         if method.start == "original":
             diagonal += torch.randn(groups, rows, dtype=dtype) / site.channels

@@ -74,11 +74,8 @@ class Ewc(Moving):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("strength", 0, 1e12)
-        count = self.fisher_batches
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise MethodError(f"fisher_batches={count!r} must be a whole number of at least 1")
-        if not isinstance(self.keep_fisher, bool):
-            raise MethodError(f"keep_fisher={self.keep_fisher!r} must be true or false")
+        self.check_whole("fisher_batches")
+        self.check_flags("keep_fisher")
 
     def transform(self, site: Site) -> FreeWeights:
         """A weight and a bias that start at the base's, with their F."""
@@ -140,7 +137,7 @@ class HeldWeights(MovedWeights):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        dtype = learned_type(site.dtype)
+        dtype = site.learned_dtype
         self.register_buffer("fisher", torch.zeros(site.shape, dtype=dtype))
         bias = torch.zeros(site.channels, dtype=dtype) if site.has_bias else None
         self.register_buffer("fisher_bias", bias)

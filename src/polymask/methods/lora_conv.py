@@ -43,8 +43,7 @@ class LoraConv(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.rank) is not int or self.rank < 1:
-            raise MethodError(f"rank={self.rank!r} must be a whole number of at least 1")
+        self.check_whole("rank")
         is_number = isinstance(self.alpha, int | float) and not isinstance(self.alpha, bool)
         if not is_number or not 0 < self.alpha < math.inf:
             raise MethodError(f"alpha={self.alpha!r} must be a positive number")
@@ -71,7 +70,7 @@ class LowRank(Transform):
             groups, inputs, outputs, *kernel = site.channel_view
             self.layout = (groups, outputs, inputs, math.prod(kernel))
         # Half-precision weights are learned on in single precision.
-        dtype = torch.promote_types(site.dtype, torch.float32)
+        dtype = site.learned_dtype
         bound = 1.0 / math.sqrt(columns)  # Kaiming's uniform range, as of torch's own layers
         self.A = nn.Parameter(torch.empty(rank, columns, dtype=dtype).uniform_(-bound, bound))
         self.B = nn.Parameter(torch.zeros(rows, rank, dtype=dtype))

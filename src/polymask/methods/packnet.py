@@ -83,14 +83,12 @@ class PackNet(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.capacity is not None:
-            self._check_count("capacity", 2, _LARGEST)
-        self._check_count("place", 0, (self.capacity or _LARGEST) - 1)
+            self.check_whole("capacity", 2, _LARGEST)
+        self.check_whole("place", 0, (self.capacity or _LARGEST) - 1)
         if self.prune_base is not None:
             self.check_range("prune_base", 0, 1)
         self.check_range("prune", 0, 1)
-        for option in ("prune_depthwise", "pruned"):
-            if not isinstance(value := getattr(self, option), bool):
-                raise MethodError(f"{option}={value!r} must be true or false")
+        self.check_flags("prune_depthwise", "pruned")
 
     @property
     def rooms(self) -> int:
@@ -183,11 +181,6 @@ class PackNet(Method):
         transforms = [(name, _packed(t)) for name, t in domains[-1].named_transforms()]
         return {name: torch.where(t.owner == BASE, t.values, 0.0).to(base.tensor(name).dtype) for name, t in transforms}
 
-    def _check_count(self, option: str, low: int, high: int) -> None:
-        value = getattr(self, option)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise MethodError(f"{option}={value!r} must be a whole number from {low} to {high}")
-
 
 class PackedWeight(Transform):
     """One site's V and O, both of its shape, and what is learned in V's place where O is own."""
@@ -202,7 +195,7 @@ class PackedWeight(Transform):
     def __init__(self, method: PackNet, site: Site) -> None:
         super().__init__()
         # Half-precision weights are learned on in single precision.
-        dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        dtype = site.learned_dtype
         self.own, self.base_share = method.place + 1, method.base_share(site)
         self.is_last = self.own == method.rooms
         self.planes = (method.rooms - 1).bit_length()  # ceil(log2 rooms)

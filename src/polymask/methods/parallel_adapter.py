@@ -93,7 +93,7 @@ class CentreTap(Transform):
         # F.pad counts from the last dimension, and wants both ends of each.
         self.padding = [side // 2 for side in reversed(kernel) for _ in range(2)]
         # Half-precision weights are learned on in single precision.
-        dtype = torch.promote_types(site.dtype, torch.float32)
+        dtype = site.learned_dtype
         adapter = torch.zeros(site.shape[:2], dtype=dtype)
         if method.start == "he":
             adapter.normal_(0.0, math.sqrt(2.0 / site.channels))
@@ -140,8 +140,7 @@ class PaSvd(ParallelAdapter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("keep", 0.0, 1.0)
-        self.check_choice("everywhere", (True, False))
-        self.check_choice("factored", (True, False))
+        self.check_flags("everywhere", "factored")
 
     def transform(self, site: Site) -> Transform | None:
         """U and V_t, or a full adapter before there is a U."""

@@ -168,10 +168,8 @@ class Progressive(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice("start", ("base", "scratch"))
-        for option in ("columns", "reduction"):
-            value = getattr(self, option)
-            if type(value) is not int or value < 1:
-                raise MethodError(f"{option}={value!r} must be a whole number above 0")
+        self.check_whole("columns")
+        self.check_whole("reduction")
 
     def transform(self, site: Site) -> FreeWeights:
         """The column's own weights."""

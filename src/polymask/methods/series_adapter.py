@@ -135,7 +135,7 @@ class Adapter(Transform):
         self.groups, self.rows = site.groups, site.channels // site.groups
         self.momentum = method.norm_momentum or _MOMENTUM
         # Half-precision weights are learned on in single precision.
-        dtype = torch.promote_types(site.dtype, torch.float32)
+        dtype = site.learned_dtype
         adapter = torch.zeros(self.groups, self.rows, self.rows, dtype=dtype)
         if method.start == "he":
             adapter.normal_(0.0, math.sqrt(2.0 / site.channels))
@@ -303,7 +303,7 @@ class MovedLayer(Transform):
     def move(self, site: Site, *, learns: bool) -> None:
         """Start D at zero; a parameter where it learns."""
         # Half-precision weights are learned on in single precision.
-        dtype = torch.promote_types(site.dtype, torch.float32)
+        dtype = site.learned_dtype
         delta = torch.zeros(site.shape, dtype=dtype)
         if learns:
             self.register_parameter("delta", nn.Parameter(delta))

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from polymask.core.blocks import find_blocks
 from polymask.core.method import Method, Route
 from polymask.core.network import tensor_of
-from polymask.core.norms import OwnNorm
+from polymask.core.norms import OwnNorm, learned_type
 from polymask.core.survey import Site
-from polymask.errors import BaseError, MethodError
+from polymask.errors import BaseError
 from polymask.methods.baselines import FreeWeights
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ class SpotTune(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("temperature", 1e-3, 1e3)
-        if not isinstance(self.sample_at_test, bool):
-            raise MethodError(f"sample_at_test={self.sample_at_test!r} must be true or false")
-        if type(self.policy_width) is not int or self.policy_width < 1:
-            raise MethodError(f"policy_width={self.policy_width!r} must be a whole number above 0")
+        self.check_flags("sample_at_test")
+        self.check_whole("policy_width")
 
     def transform(self, site: Site) -> FreeWeights:
         """The weights of F^, or of a layer outside the blocks."""
@@ -91,7 +89,7 @@ class SpotRoute(Route):
         self.norms = nn.ModuleList(OwnNorm(base, base.norms[name], method.norms) for name in self.norm_names)
         dtype = next(site.dtype for site in base.all_sites.values())
         self.policy = Policy(base.input.shape[0], method.policy_width, len(self.blocks))
-        self.policy.to(torch.promote_types(dtype, torch.float32))
+        self.policy.to(learned_type(dtype))
 
     def component(self, name: str) -> str:
         """The norms of F count as norms, the policy as weights."""

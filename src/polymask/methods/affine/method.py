@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from polymask.core.bits import SURROGATES, Bits, Surrogate, threshold
+from polymask.core.bits import SURROGATES, Surrogate, threshold
 from polymask.core.merge import release_memory
-from polymask.core.method import Method, NormPolicy, Stored, Transform
+from polymask.core.method import MaskTransform, Method, NormPolicy, Stored
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.methods.affine import formula as kernels
@@ -125,13 +125,10 @@ class Affine(Method):
         return chosen
 
 
-class AffineTransform(Transform):
+class AffineTransform(MaskTransform):
     """One site's scores (or, stored, its packed mask) and scalars."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask"} | dict.fromkeys(NAMES, "scalars")
-
-    scores: nn.Parameter | None
-    words: Tensor | None
 
     def __init__(self, method: Affine, site: Site) -> None:
         super().__init__()
@@ -139,8 +136,7 @@ class AffineTransform(Transform):
         self.starts_on = method.scores[0] >= method.threshold
         self.shape, self.view_shape = site.shape, site.channel_view
         self.scalar_shape = site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
-        # Half-precision weights are learned on in single precision.
-        dtype = self.dtype = site.dtype if site.dtype == torch.float64 else torch.float32
+        dtype = self.dtype = site.learned_dtype
         self.scalar_count = torch.Size(self.scalar_shape).numel()
         self.fixed: dict[str, float] = {}
         for name, value in method.coefficients(site).items():
@@ -177,23 +173,16 @@ class AffineTransform(Transform):
         kernels.from_words(W, words, ks, shape.matrix(out))
         return out
 
-    def mask(self) -> Tensor:
-        """M as a boolean tensor."""
-        if self.scores is not None:
-            if self.scores.is_meta:  # only its shape is wanted; torch is slow to say so
-                return torch.empty(self.shape, dtype=torch.bool, device="meta")
-            return threshold(self.scores.detach(), self.at)
-        assert self.words is not None
-        return Bits(self.words, self.shape).unpack()
+    def mask_of(self, scores: Tensor) -> Tensor:
+        """M = 1[R >= t]."""
+        if scores.is_meta:  # only its shape is wanted; torch is slow to say so
+            return torch.empty(self.shape, dtype=torch.bool, device="meta")
+        return threshold(scores, self.at)
 
     def flipped(self) -> int | None:
         """The zeros, where all scores started at the threshold or above."""
         mask = self.mask()
         return int(mask.numel() - mask.sum()) if self.starts_on else None
-
-    def score_parameters(self) -> list[nn.Parameter]:
-        """R, while there is one."""
-        return [] if self.scores is None else [self.scores]
 
     def scalar_parameters(self) -> list[nn.Parameter]:
         """Those of k0…k3 that are learned."""
@@ -207,23 +196,20 @@ class AffineTransform(Transform):
 
     def stored(self) -> dict[str, Stored]:
         """The mask's bits and the learned scalars."""
-        bits = Bits.of(self.mask()) if self.words is None else Bits(self.words, self.shape)
         learned = {
             name: k.detach().reshape(-1)
             for name, k in zip(NAMES, self.coefficients(), strict=True)
             if isinstance(k, Tensor)
         }
-        return {"mask": bits, **learned}
+        return super().stored() | learned
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
         """Drop the scores and keep the bits."""
+        super().restore(stored)
         for name, value in stored.items():
-            if isinstance(value, Bits):
-                self.words = value.words
-            else:
+            if isinstance(value, Tensor):
                 scalar = nn.Parameter(value.reshape(self.scalar_shape), requires_grad=False)
                 self.register_parameter(name, scalar)
-        self.scores = None
         release_memory(self)
 
     def coefficients(self) -> list[Tensor | float]:
