@@ -11,7 +11,7 @@ import pytest
 STEPS = """
 import resource, sys, torch, torch.nn.functional as F
 import polymask as pm
-from polymask.zoo import build
+from polymask.nets.zoo import build
 torch.set_num_threads(1)
 torch.manual_seed(0)
 net, spec = build("torchvision:resnet50", pretrained=False)

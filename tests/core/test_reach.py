@@ -99,7 +99,7 @@ def test_where_no_option_reaches_more_none_is_named():
 def test_a_pack_that_was_made_before_still_loads(tmp_path, monkeypatch):
     base = patch_base()
     with monkeypatch.context() as before:
-        before.setattr("polymask.core.domain.check_reach", lambda domain: None)
+        before.setattr("polymask.core.registry.check_reach", lambda domain: None)
         domain = trained(base, "parallel-adapter").eval()
     domain.save(tmp_path / "d.safetensors")
     loaded = pm.load_domain(tmp_path / "d.safetensors", base)

@@ -7,9 +7,10 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, logits, tiny_base
+from polymask.core.method import Part
 from polymask.core.network import copy_with
 from polymask.errors import InterruptedTraining, MethodError
-from polymask.methods.baselines import Luggage, Snapshot, own_classifier
+from polymask.methods.baselines import Snapshot, own_classifier
 from polymask.train.fit import fit
 from polymask.train.fit_all import Lesson, fit_all
 from polymask.train.recipe import Recipe
@@ -265,10 +266,10 @@ def test_a_classifier_with_a_larger_kernel_is_not_taken_for_a_linear_map():
     assert own_classifier(pm.load_base(net, input=SPEC, classifier="1")) is None
 
 
-def test_luggage_does_not_change_what_the_head_sees(base):
+def test_what_is_carried_for_the_next_domain_does_not_change_what_the_head_sees(base):
     domain = new(base, pm.create_method("finetune")).eval()
     expected = features(base, domain)
-    domain.route = Luggage()
+    domain.route = Part()
     assert torch.equal(features(base, domain), expected)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polymask.core.base import Base, Momentum
 from polymask.core.merge import merge
-from polymask.core.method import Method, Part, Stored, Transform
+from polymask.core.method import Method, Part, Route, Stored, Transform
 from polymask.core.network import put_tensors, structural_copy
 from polymask.core.norms import OwnNorm, linear_head
 from polymask.core.survey import Site
@@ -49,7 +49,7 @@ class Domain(nn.Module):
         transforms = {name: method.transform(site) for name, site in self.sites.items()}
         made = {_key(name): t for name, t in transforms.items() if t is not None}
         self.transforms = nn.ModuleDict(made)
-        self.route = method.route(base)
+        self.route: Part | None = method.route(base) or method.carry(base)
         norms = {} if method.norms == "shared" else base.norms
         owned = {name: OwnNorm(base, norm, method.norms) for name, norm in norms.items()}
         self.norms = nn.ModuleDict({_key(n): m for n, m in owned.items() if m.tensors()})
@@ -98,9 +98,9 @@ class Domain(nn.Module):
             return self._run(base, weights, images)
 
     def _run(self, base: Base, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        if self.route is None:
-            return base.run(weights, images)
-        return self.route.features(base, weights, images)
+        if isinstance(self.route, Route):
+            return self.route.features(base, weights, images)
+        return base.run(weights, images)
 
     def forward(self, base: Base, images: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, C, H, W); features where there is no head."""
@@ -116,7 +116,7 @@ class Domain(nn.Module):
             yield _name(key), cast(Transform, module)
 
     def named_parts(self) -> Iterator[tuple[str, Part]]:
-        """(place in a pack, part): the transforms, then the route where there is one."""
+        """(place in a pack, part): the transforms, then the route, or what is carried for the next domain."""
         for name, transform in self.named_transforms():
             yield f"transform/{name}", transform
         if self.route is not None:
@@ -238,8 +238,10 @@ class Domain(nn.Module):
             transform.begin(base.tensor(name))
 
     def become(self, other: Self) -> None:
-        """Take on everything that another domain is."""
-        self.__dict__ = other.__dict__
+        """Take on everything that another domain is; both share its tensors from then on."""
+        for name in ("method", "sites", "input", "classes", "recipe", "metrics", "transforms", "route", "norms", "head"):
+            setattr(self, name, getattr(other, name))
+        self.train(other.training)
 
     def check_base(self, base: Base) -> None:
         """Raise unless `base` is the one that this domain was made for."""

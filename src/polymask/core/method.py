@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,9 @@ class Part(nn.Module):
     learns_weights: ClassVar[bool] = False  # whole weights, which want smaller steps than scores
 
     def component(self, name: str) -> str:
-        """What the stored tensor `name` counts as in accounting."""
-        return self.components[name]
+        """What the stored tensor `name` counts as in accounting: weights, but for a norm's statistics, if not said."""
+        other = "norm_statistics" if name.rpartition(".")[2].startswith("running_") else "weights"
+        return self.components.get(name, other)
 
     def weight_parameters(self) -> list[nn.Parameter]:
         """Those of the parameters that are whole weights."""
@@ -160,14 +161,8 @@ class MaskTransform(Transform):
 class Route(Part, ABC):
     """How images go through the base, where their activations decide.
 
-    Where they do decide, a domain cannot be merged, and its method says so (`mergeable`). A route
-    may also just carry tensors that are stored with the domain.
+    So a domain cannot be merged, and its method says so (`mergeable`).
     """
-
-    def component(self, name: str) -> str:
-        """Statistics of norm layers are told apart; all else is weights."""
-        leaf = name.rpartition(".")[2]
-        return "norm_statistics" if leaf.startswith("running_") else "weights"
 
     @abstractmethod
     def features(self, base: "Base", weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
@@ -182,50 +177,8 @@ class Objective(nn.Module, ABC):
         """The addition, a number, for one batch and what the head sees of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method(ABC):
-    """How a domain is built on a base; its options are its fields.
-
-    `norms` says what becomes of the norm layers:
-    "own": the domain's own scale, shift and statistics, in training mode while it learns;
-    "shared": the base's, frozen, in eval mode; "affine": own scale and shift on the base's
-    statistics; "stats": own statistics under the base's scale and shift.
-    `norm_momentum` is that of own statistics (None: as the network has it), and
-    `norm_reestimate` averages them over the training images once more after training.
-    """
-
-    name: str = ""
-    norms: NormPolicy = "own"
-    norm_momentum: float | None = None
-    norm_reestimate: bool = False
-
-    title: ClassVar[str] = ""
-    reference: ClassVar[str] = ""
-    differences: ClassVar[str] = ""  # from the original: a page of the documentation shows it
-    mergeable: ClassVar[bool] = True
-    moves_base: ClassVar[bool] = False  # what domains share is trained: earlier ones may forget
-    moves_norms: ClassVar[bool] = False  # its norms are the shared network's, not one domain's
-    ordered: ClassVar[bool] = False  # a domain depends on those learned before it
-    base_stage: ClassVar[bool] = False  # learns on the base's own images first, if there are any
-    needs_own: ClassVar[bool] = False  # without these images it would be another method
-    cumulative: ClassVar[bool] = False  # a domain keeps all that the earlier ones have
-    refines: ClassVar[Stage | None] = None  # the stage of what `settle` leaves to learn on, if any
-    joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
-    leaves_sites: ClassVar[bool] = False  # norms and head are all that a domain learns
-    wider: ClassVar[Mapping[str, Any]] = {}  # options that reach more of a base's sites
-    unnamed: ClassVar[Mapping[str, Any]] = {}  # newer options, as packs that lack them mean them
-    head_share: ClassVar[float] = 0.0  # of the epochs, at first, in which only the head learns
-    retired: ClassVar[tuple[str, ...]] = ()  # options of earlier versions, which packs may have
-
-    def __post_init__(self) -> None:
-        self.check_choice("norms", NORM_POLICIES)
-        momentum = self.norm_momentum
-        is_number = isinstance(momentum, int | float)
-        if momentum is not None and not (is_number and 0 < momentum <= 1):
-            raise MethodError(f"norm_momentum={momentum!r} must be in (0, 1], or None")
-        if momentum is not None:
-            object.__setattr__(self, "norm_momentum", float(momentum))
-        self.check_flags("norm_reestimate")
+class OptionChecks:
+    """For every method: values of options that make no sense are refused by name."""
 
     def check_choice(self, option: str, allowed: tuple[object, ...]) -> None:
         """Raise unless the option's value is one of those allowed."""
@@ -261,43 +214,16 @@ class Method(ABC):
         if not value[0] <= value[1]:
             raise MethodError(f"{option}={value!r} must be a range (low, high)")
 
-    def check_own(self, given: bool) -> None:
-        """Raise where the method cannot do without the base's own images and has none."""
-        if self.needs_own and not given:
-            raise MethodError(
-                f"{self.name or type(self).__name__} trains the base on its own images first, and "
-                "there are none: give them (fit_all(..., own=), or the folder of the base's own "
-                "domain in a benchmark's data), or take another method"
-            )
+
+class InStages:
+    """For methods that learn in stages; `fit` runs them, within one budget of epochs."""
+
+    head_share: ClassVar[float] = 0.0  # of the epochs, at first, in which only the head learns
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """How training is shared out: the shares are of one budget of epochs, and add up to 1."""
         return (Stage(1.0),)
-
-    @property
-    def alone(self) -> bool:
-        """Whether a domain depends on no other, so that each can be learned apart."""
-        return not (self.ordered or self.joint or type(self).settle is not Method.settle)
-
-    @abstractmethod
-    def transform(self, site: Site) -> Transform | None:
-        """What the domain learns at one site; None leaves the site as the base has it."""
-
-    def together(self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
-        """W~ of sites in one operation, where that is faster; the others are made one by one.
-
-        With `out`, W~ is written to memory that is there already, for inference.
-        """
-        return {}
-
-    def route(self, base: "Base") -> Route | None:
-        """How images go through the base, for the few methods where activations decide."""
-        return None
-
-    def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
-        """What is added to the loss while `domain` learns from `images`."""
-        return None
 
     def next_stage(self, base: "Base", domain: "Domain", images: Images) -> "Domain | None":
         """What learns next, made of a domain that has learned and is in its stored form.
@@ -308,23 +234,53 @@ class Method(ABC):
 
     def first_stage(self) -> "Method":
         """The method as a new domain begins with it."""
-        return self
+        return cast("Method", self)
 
     def at_rate(self, rate: float) -> "Method":
         """The method for a training whose steps are of the size `rate`."""
-        return self
+        return cast("Method", self)
+
+
+class AmongDomains:
+    """For methods whose domains depend on each other; `fit_all` learns them, in an order or together."""
+
+    moves_base: ClassVar[bool] = False  # what domains share is trained: earlier ones may forget
+    moves_norms: ClassVar[bool] = False  # its norms are the shared network's, not one domain's
+    ordered: ClassVar[bool] = False  # a domain depends on those learned before it
+    base_stage: ClassVar[bool] = False  # learns on the base's own images first, if there are any
+    needs_own: ClassVar[bool] = False  # without these images it would be another method
+    cumulative: ClassVar[bool] = False  # a domain keeps all that the earlier ones have
+    refines: ClassVar[Stage | None] = None  # the stage of what `settle` leaves to learn on, if any
+    joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
+    settles: ClassVar[bool] = False  # `settle` changes domains, though none depends on another before
+
+    name: str
+
+    def check_own(self, given: bool) -> None:
+        """Raise where the method cannot do without the base's own images and has none."""
+        if self.needs_own and not given:
+            raise MethodError(
+                f"{self.name or type(self).__name__} trains the base on its own images first, and "
+                "there are none: give them (fit_all(..., own=), or the folder of the base's own "
+                "domain in a benchmark's data), or take another method"
+            )
+
+    @property
+    def alone(self) -> bool:
+        """Whether a domain depends on no other, so that each can be learned apart."""
+        return not (self.ordered or self.joint or self.settles)
 
     def for_domains(self, domains: int) -> "Method":
         """The method for the last of so many domains, the base's own counted."""
-        return self
+        return cast("Method", self)
 
     def for_base(self) -> "Method":
         """The method for the base's own domain, where it is learned first."""
-        return self
+        return cast("Method", self)
 
     def after(self, earlier: Sequence["Domain"]) -> "Method":
         """The method for a domain that is learned after these."""
-        return self
+        return cast("Method", self)
 
     def follow(self, domain: "Domain", earlier: Sequence["Domain"]) -> None:
         """Prepare a new domain that is learned after these, which are in their stored form."""
@@ -341,6 +297,66 @@ class Method(ABC):
     def moved(self, base: "Base", domains: Sequence["Domain"]) -> dict[str, Tensor]:
         """What became of the base's own tensors, by name, where the method moves them."""
         return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(OptionChecks, InStages, AmongDomains, ABC):
+    """How a domain is built on a base; its options are its fields.
+
+    `norms` says what becomes of the norm layers:
+    "own": the domain's own scale, shift and statistics, in training mode while it learns;
+    "shared": the base's, frozen, in eval mode; "affine": own scale and shift on the base's
+    statistics; "stats": own statistics under the base's scale and shift.
+    `norm_momentum` is that of own statistics (None: as the network has it), and
+    `norm_reestimate` averages them over the training images once more after training.
+    """
+
+    name: str = ""
+    norms: NormPolicy = "own"
+    norm_momentum: float | None = None
+    norm_reestimate: bool = False
+
+    title: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    differences: ClassVar[str] = ""  # from the original: a page of the documentation shows it
+    mergeable: ClassVar[bool] = True
+    leaves_sites: ClassVar[bool] = False  # norms and head are all that a domain learns
+    wider: ClassVar[Mapping[str, Any]] = {}  # options that reach more of a base's sites
+    unnamed: ClassVar[Mapping[str, Any]] = {}  # newer options, as packs that lack them mean them
+    retired: ClassVar[tuple[str, ...]] = ()  # options of earlier versions, which packs may have
+
+    def __post_init__(self) -> None:
+        self.check_choice("norms", NORM_POLICIES)
+        momentum = self.norm_momentum
+        is_number = isinstance(momentum, int | float)
+        if momentum is not None and not (is_number and 0 < momentum <= 1):
+            raise MethodError(f"norm_momentum={momentum!r} must be in (0, 1], or None")
+        if momentum is not None:
+            object.__setattr__(self, "norm_momentum", float(momentum))
+        self.check_flags("norm_reestimate")
+
+    @abstractmethod
+    def transform(self, site: Site) -> Transform | None:
+        """What the domain learns at one site; None leaves the site as the base has it."""
+
+    def together(self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
+        """W~ of sites in one operation, where that is faster; the others are made one by one.
+
+        With `out`, W~ is written to memory that is there already, for inference.
+        """
+        return {}
+
+    def carry(self, base: "Base") -> "Part | None":
+        """Tensors that are stored with the domain for the next one; nothing runs through them."""
+        return None
+
+    def route(self, base: "Base") -> Route | None:
+        """How images go through the base, for the few methods where activations decide."""
+        return None
+
+    def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
+        """What is added to the loss while `domain` learns from `images`."""
+        return None
 
     def options(self) -> dict[str, Any]:
         """The options, without the name: `create_method(name, **options)` gives them back."""

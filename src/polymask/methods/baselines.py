@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from polymask.core.method import Method, NormPolicy, Route, Stored, Transform
+from polymask.core.method import Method, NormPolicy, Stored, Transform
 from polymask.core.network import structural_copy
 from polymask.core.norms import COUNTER
 from polymask.core.survey import Site
@@ -168,14 +168,6 @@ class MovedWeights(FreeWeights):
     """W~ = W + D and b~ = b + d, in place of the base's own for all domains."""
 
     components: ClassVar[Mapping[str, str]] = {"weight": "moved", "bias": "moved"}
-
-
-class Luggage(Route):
-    """What a domain keeps for the next one; images go through the base as they always do."""
-
-    def features(self, base: "Base", weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        """What the head sees; nothing of the luggage has a part in it."""
-        return base.run(weights, images)
 
 
 class Snapshot(nn.Module):

@@ -26,13 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymask.core.method import Images, Method, NormPolicy, Objective, Stored
+from polymask.core.method import Images, Method, NormPolicy, Objective, Part, Stored
 from polymask.core.norms import learned_type
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.methods.baselines import (
     FreeWeights,
-    Luggage,
     MovedWeights,
     Moving,
     Snapshot,
@@ -81,7 +80,7 @@ class Ewc(Moving):
         """A weight and a bias that start at the base's, with their F."""
         return HeldWeights(site) if self.keep_fisher else MovedWeights(site)
 
-    def route(self, base: "Base") -> "HeldNorms | None":
+    def carry(self, base: "Base") -> "HeldNorms | None":
         """The F of the norms' scales and shifts."""
         if not self.keep_fisher or self.norms not in ("own", "affine"):
             return None
@@ -153,7 +152,7 @@ class HeldWeights(MovedWeights):
         self.fisher_bias = cast("Tensor | None", stored.get("fisher_bias"))
 
 
-class HeldNorms(Luggage):
+class HeldNorms(Part):
     """The F of the norms' scales and shifts."""
 
     def __init__(self, base: "Base") -> None:

@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.core.method import Images, Method, NormPolicy, Objective
+from polymask.core.method import Images, Method, NormPolicy, Objective, Part
 from polymask.core.network import structural_copy
 from polymask.core.norms import learned_type, linear_head
 from polymask.errors import MethodError
-from polymask.methods.baselines import Luggage, Moving, Snapshot, own_classifier
+from polymask.methods.baselines import Moving, Snapshot, own_classifier
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -70,7 +70,7 @@ class Lwf(Moving):
             raise MethodError(f"old_classes={counts!r} must be numbers of classes, each above 0")
         object.__setattr__(self, "old_classes", tuple(counts))
 
-    def route(self, base: "Base") -> "OldHeads | None":
+    def carry(self, base: "Base") -> "OldHeads | None":
         """The heads of the earlier domains, where there are any."""
         return OldHeads(self, base) if self.old_classes else None
 
@@ -108,7 +108,7 @@ class Lwf(Moving):
         return super().settle(base, latest)
 
 
-class OldHeads(Luggage):
+class OldHeads(Part):
     """The heads of the earlier domains, one linear layer each, which go on learning."""
 
     learns_weights: ClassVar[bool] = True

@@ -135,6 +135,7 @@ class PaSvd(ParallelAdapter):
     )
     unnamed: ClassVar[Mapping[str, Any]] = {"everywhere": True}
 
+    settles: ClassVar[bool] = True
     refines: ClassVar[Stage | None] = Stage(1 / 3, 0.1)
 
     def __post_init__(self) -> None:

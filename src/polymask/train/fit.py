@@ -98,7 +98,7 @@ def fit(
 
     With `checkpoint` the state is written there after every epoch and when a signal asks to stop;
     `resume` goes on from it, to the same result to the bit that an undisturbed run gives.
-    With `ranks` (see `polymask.distributed`) several processes share every batch.
+    With `ranks` (see `polymask.train.ranks`) several processes share every batch.
     """
     recipe = get_recipe(recipe)
     require_val(recipe, val)

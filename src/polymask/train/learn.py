@@ -89,7 +89,7 @@ def learn(
     """Teach `base` a domain and measure it on test.
 
     `options` are the method's. `loaders` saves decoding again what several methods share. With
-    `ranks` (see `polymask.distributed`) several processes share the work.
+    `ranks` (see `polymask.train.ranks`) several processes share the work.
     """
     recipe = get_recipe(recipe)
     if not isinstance(data, DomainData):
