@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 import polymask as pm
 from polymask.benchmarks.jobs import BaseName, load_base_of
-from polymask.benchmarks.shared_folder import copy_base, write_aligned
-from polymask.nets.base_file import BaseNotes, write_base
-from polymask.nets.zoo import ALIGNMENT, build
+from polymask.benchmarks.shared_folder import copy_base
+from polymask.nets.base_file import ALIGNMENT, BaseNotes, write_aligned, write_base
+from polymask.nets.zoo import build
 
 
 def test_a_named_base_is_the_same_from_its_copy(tmp_path):

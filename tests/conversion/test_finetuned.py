@@ -100,7 +100,7 @@ def test_code_in_a_checkpoint_is_refused_and_does_not_run(base, tuned_net, tmp_p
 
     for name, content in (("evil", {"model": Evil()}), ("module", tuned_net)):
         torch.save(content, tmp_path / f"{name}.pth")
-        with pytest.raises(ConvertError, match=f"{name}.pth holds objects .* could run foreign"):
+        with pytest.raises(pm.BaseError, match=f"{name}.pth holds objects .* could run foreign"):
             Finetuned.read(base, tmp_path / f"{name}.pth")
     assert not (tmp_path / "ran").exists()
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_checkpoint_is_explained(base, tmp_path, content, mess
     with pytest.raises(pm.PolymaskError, match=f"x.pth {message}"):
         Finetuned.read(base, tmp_path / "x.pth")
     torch.save([1, 2], tmp_path / "y.pth")
-    with pytest.raises(ConvertError, match=r"y.pth holds a list, not a state dict"):
+    with pytest.raises(pm.BaseError, match=r"y.pth holds a list, not a state dict"):
         Finetuned.read(base, tmp_path / "y.pth")
     with pytest.raises(pm.BaseError, match="no weights at"):
         Finetuned.read(base, tmp_path / "nothing.pth")

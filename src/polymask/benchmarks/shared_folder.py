@@ -1,10 +1,6 @@
 """What the nodes of a cluster share: a job's folder, mirrored at a URL, and one file of the base.
 
-A job's base as one read-only file that every node maps into memory.
-
-The file is safetensors, with every tensor at a multiple of 64 bytes but for a few small ones at its
-end. So the processes of a node use the pages of the file itself, and share them; and sums over a
-weight give the same bits as over one in memory of the process, which torch aligns in the same way.
+A job's base is one read-only file that every node maps into memory (`nets.base_file.write_aligned`).
 
 A folder at a URL, for nodes that share no file system: a job's folder is mirrored there.
 
@@ -14,38 +10,22 @@ another name first, then renamed.
 
 from __future__ import annotations
 
-import json
-import struct
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-import torch
-from safetensors import safe_open
-from torch import Tensor
-
 from polymask.benchmarks.jobs import BaseName
-from polymask.core.network import digest, tensor_bytes
+from polymask.core.network import digest
 from polymask.errors import EngineError
-from polymask.files import SUFFIX, write_atomically
-from polymask.nets.zoo import ALIGNMENT, build, read_state
+from polymask.files import SUFFIX
+from polymask.nets.base_file import read_metadata, read_state, write_aligned
+from polymask.nets.zoo import build
 from polymask.train.fit import Listener
 from polymask.train.learner import EpochRecord
 from polymask.train.recipe import Recipe
-
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def copy_base(base: BaseName, folder: Path) -> BaseName:
@@ -56,7 +36,7 @@ def copy_base(base: BaseName, folder: Path) -> BaseName:
     by_path = base.name.endswith(SUFFIX)
     source = Path(base.name) if by_path else base.weights
     if source is not None and source.suffix == SUFFIX:
-        state, notes = read_state(source), _metadata(source)
+        state, notes = read_state(source), read_metadata(source)
     else:
         net, _ = build(base.name, weights=base.weights)
         state, notes = dict(net.state_dict()), {}
@@ -66,30 +46,6 @@ def copy_base(base: BaseName, folder: Path) -> BaseName:
         write_aligned(file, state, notes)
         file.chmod(0o444)
     return replace(base, name=str(file)) if by_path else replace(base, weights=file)
-
-
-def write_aligned(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors as safetensors: first those that leave the next one at a multiple of 64."""
-    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
-    order = sorted(tensors, key=lambda name: (sizes[name] % ALIGNMENT > 0, name))
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name in order:
-        header[name] = {
-            "dtype": _TYPES[tensors[name].dtype],
-            "shape": list(tensors[name].shape),
-            "data_offsets": [end, end + sizes[name]],
-        }
-        end += sizes[name]
-    head = json.dumps(header).encode()
-    head += b" " * (-(8 + len(head)) % ALIGNMENT)
-    data = b"".join(tensor_bytes(tensors[name]) for name in order)
-    write_atomically(path, struct.pack("<Q", len(head)) + head + data)
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, "pt") as file:
-        return dict(file.metadata() or {})
 
 
 Result = TypeVar("Result")

@@ -108,14 +108,7 @@ def convert(
         about |= likeness_note(base, data.train)
         if steps:
             refine_scales(
-                base,
-                domain,
-                teacher,
-                loaders.train,
-                recipe=recipe,
-                steps=steps,
-                rate=rate,
-                listener=listener,
+                base, domain, teacher, loaders.train, recipe=recipe, steps=steps, rate=rate, listener=listener
             )
         if train_masks:
             torch.manual_seed(seed)
@@ -249,11 +242,7 @@ def _with_statistics(
 
 
 def _metrics(
-    base: Base,
-    domain: Domain,
-    weights: WeightDistance,
-    outputs: OutputDistance | None,
-    val_accuracy: float | None,
+    base: Base, domain: Domain, weights: WeightDistance, outputs: OutputDistance | None, val_accuracy: float | None
 ) -> dict[str, Any]:
     """What a pack says of itself; accuracies in percent."""
     metrics: dict[str, Any] = {

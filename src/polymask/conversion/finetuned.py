@@ -1,8 +1,6 @@
 """A network that was fine-tuned from a base: its state dict under the base's names, and how far a domain is from it."""
 
 import math
-import pickle
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,7 +14,7 @@ from polymask.core.base import Base
 from polymask.core.network import copy_with, put_module
 from polymask.core.norms import COUNTER
 from polymask.errors import PolymaskError
-from polymask.nets.zoo import read_state
+from polymask.nets.base_file import read_checkpoint
 from polymask.train.predict import Batches, logits
 
 _NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts keep theirs
@@ -81,27 +79,6 @@ class Finetuned:
         head.bias = nn.Parameter(self.bias, requires_grad=False)
         put_module(net, base.classifier, head)
         return net.eval()
-
-
-def read_checkpoint(path: Path) -> Mapping[str, Any]:
-    """What a .safetensors file holds, or a .pth without code in it: no pickled object is made."""
-    if path.suffix == ".safetensors" or not path.is_file():
-        return read_state(path)
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"objects ({found[1]})" if found else "something else"
-        raise ConvertError(
-            f"{path} holds {what} beside tensors, and reading those could run foreign code; save "
-            "`net.state_dict()` alone, best as safetensors"
-        ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConvertError(f"{path} cannot be read as a state dict: {reason}") from error
-    if not isinstance(loaded, Mapping):
-        raise ConvertError(f"{path} holds a {type(loaded).__name__}, not a state dict; save `net.state_dict()`")
-    return loaded
 
 
 class _Fit:
@@ -230,13 +207,7 @@ def weight_distance(base: Base, weights: Mapping[str, Tensor], tuned: Finetuned)
 
 @torch.no_grad()
 def output_distance(
-    base: Base,
-    net: nn.Module,
-    teacher: nn.Module,
-    batches: Batches,
-    split: str,
-    *,
-    labelled: bool,
+    base: Base, net: nn.Module, teacher: nn.Module, batches: Batches, split: str, *, labelled: bool
 ) -> OutputDistance:
     """The distance of a merged domain's logits from the fine-tuned network's, both of a base."""
     ours, theirs, labels = [], [], []

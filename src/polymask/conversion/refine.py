@@ -130,13 +130,7 @@ def started_at(base: Base, one_bit: Domain, tuned: Finetuned, recipe: Recipe) ->
 
 
 def train_on(
-    base: Base,
-    domain: Domain,
-    loaders: Loaders,
-    recipe: Recipe,
-    *,
-    seed: int,
-    listener: Listener | None = None,
+    base: Base, domain: Domain, loaders: Loaders, recipe: Recipe, *, seed: int, listener: Listener | None = None
 ) -> tuple[Domain, float | None]:
     """Train a domain that knows something already; what is best on val, the start included.
 

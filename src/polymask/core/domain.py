@@ -239,7 +239,18 @@ class Domain(nn.Module):
 
     def become(self, other: Self) -> None:
         """Take on everything that another domain is; both share its tensors from then on."""
-        for name in ("method", "sites", "input", "classes", "recipe", "metrics", "transforms", "route", "norms", "head"):
+        for name in (
+            "method",
+            "sites",
+            "input",
+            "classes",
+            "recipe",
+            "metrics",
+            "transforms",
+            "route",
+            "norms",
+            "head",
+        ):
             setattr(self, name, getattr(other, name))
         self.train(other.training)
 

@@ -59,12 +59,7 @@ def load_folder(root: Path, seed: int) -> DomainData:
     splits, notes = complete(splits, seed, str(root))
     notes += _ignored_note([path for found in finds.values() for path in found.ignored])
     return DomainData(
-        root.absolute().name,
-        classes,
-        splits["train"],
-        splits["val"],
-        splits.get("test"),
-        notes=tuple(notes),
+        root.absolute().name, classes, splits["train"], splits["val"], splits.get("test"), notes=tuple(notes)
     )
 
 

@@ -122,18 +122,7 @@ def some(names: list[str], most: int = 10) -> str:
     return ", ".join(repr(name) for name in names[:most]) + more
 
 
-_KEEP = (
-    "svhn",
-    "omniglot",
-    "gtsrb",
-    "dtd",
-    "mnist",
-    "usps",
-    "semeion",
-    "digits",
-    "sst2",
-    "letters",
-)
+_KEEP = ("svhn", "omniglot", "gtsrb", "dtd", "mnist", "usps", "semeion", "digits", "sst2", "letters")
 
 
 def may_mirror(name: str) -> bool:

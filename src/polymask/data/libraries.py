@@ -85,9 +85,7 @@ def load_torchvision(name: str, seed: int, root: Path | None, download: bool) ->
     sets = {role: _open(getattr(datasets, name), home, arguments, attempts) for role, arguments in layout.parts.items()}
     parts = {
         role: Part(
-            partial(_image, dataset),
-            _labels(dataset, layout.labels),
-            partial(_fingerprint, f"{name} {role}", home),
+            partial(_image, dataset), _labels(dataset, layout.labels), partial(_fingerprint, f"{name} {role}", home)
         )
         for role, dataset in sets.items()
     }
@@ -137,11 +135,7 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "polymask/torchvision"
 
 
-_ROLES = {
-    "train": ("train",),
-    "val": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-}
+_ROLES = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -> DomainData:

@@ -121,11 +121,7 @@ def _draw(font: Path, label: int, drawing: int) -> Image:
     paper, ink = int(draw.integers(190, 256)), int(draw.integers(0, 90))
     glyph = pil.new("L", (2 * _SIDE, 2 * _SIDE))
     require_vision("PIL.ImageDraw").Draw(glyph).text(
-        (_SIDE, _SIDE),
-        letter,
-        fill=255,
-        font=fonts.truetype(font, size, layout_engine=fonts.Layout.BASIC),
-        anchor="mm",
+        (_SIDE, _SIDE), letter, fill=255, font=fonts.truetype(font, size, layout_engine=fonts.Layout.BASIC), anchor="mm"
     )
     glyph = glyph.rotate(angle, pil.Resampling.BICUBIC)
     glyph = glyph.crop(glyph.getbbox())

@@ -98,11 +98,7 @@ class WrappedSplit(Split):
     """
 
     def __init__(
-        self,
-        name: str,
-        read: Callable[[int], Any],
-        labels: Sequence[int] | Labels,
-        fingerprint: Callable[[], str],
+        self, name: str, read: Callable[[int], Any], labels: Sequence[int] | Labels, fingerprint: Callable[[], str]
     ) -> None:
         super().__init__(labels)
         self.name, self._read, self._fingerprint = name, read, fingerprint

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polymask.core.base import Base
 from polymask.core.bits import Bits
@@ -58,13 +58,7 @@ class MergedCache:
     elsewhere, if there is one.
     """
 
-    def __init__(
-        self,
-        base: Base,
-        budget_bytes: int,
-        *,
-        lock: AbstractContextManager[object] | None = None,
-    ) -> None:
+    def __init__(self, base: Base, budget_bytes: int, *, lock: AbstractContextManager[object] | None = None) -> None:
         self.base, self.budget_bytes = base, budget_bytes
         self._base_lock = threading.Lock() if lock is None else lock
         self._lock = threading.Lock()  # guards what follows
@@ -148,12 +142,13 @@ class MergedCache:
     def _made(self, domain: Domain) -> _Entry:
         if not domain.method.mergeable:
             run = partial(_run_alone, self._base_lock, partial(domain.frozen(), self.base))
-            return _Entry(run, self._cost(run, domain), None)
+            stored = domain.stored().values()
+            return _Entry(run, self._cost(t.words if isinstance(t, Bits) else t for t in stored), None)
         working = self._reclaimed(domain)
         with self._base_lock:
             working = working or WorkingNetwork(self.base)
             net = working.switch(domain)
-        return _Entry(net, self._cost(net, domain), working)
+        return _Entry(net, self._cost(tensor for _, tensor in named_tensors(net)), working)
 
     def _reclaimed(self, domain: Domain) -> WorkingNetwork | None:
         """What a network that has to go can give to this domain's, where nobody uses it."""
@@ -180,11 +175,8 @@ class MergedCache:
     def _remove(self, name: str) -> None:
         self._bytes -= self._entries.pop(name).bytes
 
-    def _cost(self, made: Network, domain: Domain) -> int:
-        if isinstance(made, nn.Module):
-            own: Iterable[Tensor] = (tensor for _, tensor in named_tensors(made))
-        else:
-            own = (s.words if isinstance(s, Bits) else s for s in domain.stored().values())
+    def _cost(self, own: Iterable[Tensor]) -> int:
+        """Bytes of tensors that are not the base's."""
         modules = [m for m in (self.base.net, self.base.head) if m is not None]
         shared = {_storage(tensor)[0] for m in modules for _, tensor in named_tensors(m)}
         sizes = dict(_storage(tensor) for tensor in own)

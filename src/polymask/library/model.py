@@ -69,7 +69,7 @@ class MultiDomainModel:
 
     A domain runs as a merged network. Those used last are kept, up to `cache_bytes` of memory
     beyond the base's and the domains' own; calls from several threads run side by side. Where
-    not even one network fits, there is one whose weights are written anew when the domain
+    not even one network fits, there is one whose weights are written again when the domain
     changes, and calls wait for each other, as they do for methods that cannot be merged.
 
         >>> import torch, polymask as pm
@@ -85,14 +85,10 @@ class MultiDomainModel:
         [3, 2]
     """
 
-    _working: WorkingNetwork | None
-    _current: Domain | None  # what the working network is now
-    _network: nn.Module | None
-
     def __init__(self, base: Base, library: str | Path | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.base, self.cache_bytes = base, cache_bytes
         self._domains: dict[str, Domain] = {}
-        self._digests: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
         self._lock = threading.Lock()
         self._forget_networks()
         if library is not None:
@@ -119,11 +115,10 @@ class MultiDomainModel:
 
     def load_library(self, folder: str | Path) -> None:
         """Load every pack of a folder, or none if one of them cannot be loaded."""
-        loaded = {}
-        for path in packs_in(folder):
-            name = path.name.removesuffix(SUFFIX)
+        packs = {path.stem: path for path in packs_in(folder)}
+        for name in packs:
             self._check_new(name)
-            loaded[name] = load_domain(path, self.base)
+        loaded = {name: load_domain(path, self.base) for name, path in packs.items()}
         for name, domain in loaded.items():
             self._put(name, domain)
 
@@ -132,13 +127,13 @@ class MultiDomainModel:
         self.domain(old)
         self._check_new(new)
         self._domains[new] = self._domains.pop(old)
-        self._digests[new] = self._digests.pop(old)
+        self._fingerprints[new] = self._fingerprints.pop(old)
         self._cache.drop(old)
 
     def remove(self, name: str) -> None:
         """Drop a domain; its pack, if it has one, stays where it is."""
         self.domain(name)
-        del self._domains[name], self._digests[name]
+        del self._domains[name], self._fingerprints[name]
         self._cache.drop(name)
 
     def domain(self, name: str) -> Domain:
@@ -166,9 +161,7 @@ class MultiDomainModel:
         for name, where in rows.items():
             found = self._logits(name, images[where])
             if not isinstance(found, Tensor):
-                raise DomainError(
-                    f"domain {name} gives feature maps, not one vector an image; ask for one domain at a time"
-                )
+                raise DomainError(f"domain {name} gives feature maps, not vectors; ask for one domain at a time")
             for row, vector in zip(where, found, strict=True):
                 logits[row] = vector
         return logits
@@ -183,7 +176,7 @@ class MultiDomainModel:
         with self._lock:
             self.base.verify()
             for name, domain in self._domains.items():
-                if _digest(domain) != self._digests[name]:
+                if _fingerprint(domain) != self._fingerprints[name]:
                     raise DomainError(f"domain {name} has changed since it was added; load its pack again")
 
     def to(self, device: torch.device | str) -> Self:
@@ -200,6 +193,13 @@ class MultiDomainModel:
         """What the cache of merged networks has done since the domains were last moved."""
         return self._cache.stats
 
+    def _forget_networks(self) -> None:
+        self._cache = MergedCache(self.base, self.cache_bytes, lock=self._lock)
+        one = sum(site.numel * site.dtype.itemsize for site in self.base.sites.values())
+        self._working = WorkingNetwork(self.base) if self.cache_bytes < one else None
+        self._current: Domain | None = None  # what the working network is now
+        self._network: nn.Module | None = None
+
     def _logits(self, name: str, images: Tensor) -> Tensor:
         domain = self.domain(name)
         if self._working is None:
@@ -214,22 +214,14 @@ class MultiDomainModel:
             assert self._network is not None
             return self.base.feed(self._network, images)
 
-    def _forget_networks(self) -> None:
-        """Begin with no merged network."""
-        self._cache = MergedCache(self.base, self.cache_bytes, lock=self._lock)
-        one = sum(site.numel * site.dtype.itemsize for site in self.base.sites.values())
-        self._working = WorkingNetwork(self.base) if self.cache_bytes < one else None
-        self._current = self._network = None
-
     def _check_new(self, name: str) -> None:
         check_name(name)
         if name in self._domains:
             raise DomainError(f"a domain is named {name!r} already; remove it, or take another name")
 
     def _put(self, name: str, domain: Domain) -> None:
-        self._domains[name], self._digests[name] = domain, _digest(domain)
+        self._domains[name], self._fingerprints[name] = domain, _fingerprint(domain)
 
 
-def _digest(domain: Domain) -> str:
-    tensors = {n: t.words if isinstance(t, Bits) else t for n, t in domain.stored().items()}
-    return digest(tensors)
+def _fingerprint(domain: Domain) -> str:
+    return digest({n: t.words if isinstance(t, Bits) else t for n, t in domain.stored().items()})

@@ -55,12 +55,7 @@ class DecathlonNet(nn.Module):
     """Three stages of basic blocks between a stem and a linear classifier."""
 
     def __init__(
-        self,
-        stem: int,
-        stem_relu: bool,
-        end_norm: bool,
-        shortcut: Callable[[int, int], nn.Module],
-        classes: int = 1000,
+        self, stem: int, stem_relu: bool, end_norm: bool, shortcut: Callable[[int, int], nn.Module], classes: int = 1000
     ) -> None:
         super().__init__()
         self.conv1 = _conv3x3(3, stem, 1)
@@ -98,10 +93,7 @@ def wrn28(classes: int = 1000) -> DecathlonNet:
     return DecathlonNet(16, True, False, _projection, classes)
 
 
-NETS: dict[str, Callable[..., DecathlonNet]] = {
-    "decathlon-resnet26": resnet26,
-    "decathlon-wrn28": wrn28,
-}
+NETS: dict[str, Callable[..., DecathlonNet]] = {"decathlon-resnet26": resnet26, "decathlon-wrn28": wrn28}
 
 
 def _conv3x3(inputs: int, outputs: int, stride: int) -> nn.Conv2d:

@@ -34,8 +34,7 @@ def _make_importable() -> None:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         raise ImportError(
-            "torchvision is not installed; install it with: pip install 'polymask[vision]'",
-            name="torchvision",
+            "torchvision is not installed; install it with: pip install 'polymask[vision]'", name="torchvision"
         )
     cpu_only = torch.version.cuda is None and torch.version.hip is None
     if cpu_only and not _declared and not _compiled_ops_load(Path(spec.origin).parent):

@@ -13,14 +13,13 @@ from polymask.core.base import Base
 from polymask.core.input import InputSpec
 from polymask.errors import BaseError, near_matches
 from polymask.files import SUFFIX
-from polymask.nets import decathlon as decathlon_nets
-from polymask.nets.base_file import check_tensors, notes_in, read_notes
+from polymask.nets import decathlon
+from polymask.nets.base_file import ALIGNMENT, check_tensors, notes_in, read_notes, read_state
 from polymask.nets.torchvision_guard import import_torchvision
 
 HALF = (0.5, 0.5, 0.5)
 BUILT_IN = ("efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28", "resnet18-64")
 Built = tuple[nn.Module, InputSpec]
-ALIGNMENT = 64  # bytes; sums over tensors that are aligned less may differ in the last bit
 
 
 def build(
@@ -41,21 +40,6 @@ def build(
         return _build(name, pretrained, classes)
 
 
-def build_file(
-    path: Path, *, pretrained: bool = True, device: torch.device | str | None = None
-) -> tuple[nn.Module, InputSpec, str]:
-    """The network of a file that `pretrain` wrote, how to feed it, and its name."""
-    if not path.is_file():
-        raise BaseError(f"no base at {path}; give the path of a file that `pretrain` wrote")
-    notes = read_notes(path)
-    if pretrained:
-        net, _ = build(notes.net, weights=path, device=device)
-    else:
-        classes = len(notes.classes)
-        net, _ = build(notes.net, pretrained=False, classes=classes, device=device)
-    return net, notes.spec(), notes.net
-
-
 def _from_weights(name: str, path: Path, device: torch.device | str | None) -> Built:
     state, notes = read_state(path), notes_in(path)
     if notes is not None and notes.net != name:
@@ -72,20 +56,28 @@ def _from_weights(name: str, path: Path, device: torch.device | str | None) -> B
 
 
 def _build(name: str, pretrained: bool, classes: int | None) -> Built:
+    source, colon, model = name.partition(":")
+    if colon and source in ("timm", "torchvision"):
+        return (_timm if source == "timm" else _torchvision)(model, pretrained, classes)
+    if name not in BUILT_IN:
+        raise BaseError(
+            f"base {name!r} is not known; use one of {', '.join(BUILT_IN)}, timm:NAME, "
+            "torchvision:NAME, a .safetensors file of `pretrain`, or pass a module"
+        )
     if name == "efficientnet-lite0":
         return _efficientnet_lite0(pretrained, classes)
-    if name == "resnet18-64":
-        return _resnet18_64(pretrained, classes)
-    if name in decathlon_nets.NETS:
-        return _decathlon(name, pretrained, classes)
-    if name.startswith("timm:"):
-        return _timm(name.removeprefix("timm:"), pretrained, classes)
-    if name.startswith("torchvision:"):
-        return _torchvision(name.removeprefix("torchvision:"), pretrained, classes)
-    raise BaseError(
-        f"base {name!r} is not known; use one of {', '.join(BUILT_IN)}, timm:NAME, "
-        "torchvision:NAME, a .safetensors file of `pretrain`, or pass a module"
-    )
+    if pretrained:
+        raise BaseError(
+            f"nobody publishes weights of {name}; pass weights=FILE of a network that you "
+            "trained, or pretrained=False for random ones"
+        )
+    if name == "resnet18-64":  # torchvision's, but with a first convolution of stride 1, for 64 px
+        net: nn.Module = import_torchvision().models.resnet18(num_classes=classes or 1000)
+        net.conv1 = nn.Conv2d(3, 64, 7, stride=1, padding=3, bias=False)
+        return net, InputSpec((3, 64, 64), mean=HALF, std=HALF, crop=64 / 72)
+    # The paper resizes to 72 × 72; residual adapters, whose network the other is, the short side.
+    spec = InputSpec((3, 64, 64), crop=64 / 72, square=name == "decathlon-wrn28")
+    return decathlon.NETS[name](classes or 1000), spec
 
 
 def _classes_in(state: Mapping[str, Tensor], net: nn.Module) -> int | None:
@@ -98,53 +90,17 @@ def _classes_in(state: Mapping[str, Tensor], net: nn.Module) -> int | None:
     return next(iter(lengths))[-1] if rest and len(lengths) == 1 else None
 
 
-def input_of(net: nn.Module) -> InputSpec:
-    """How to feed a module that somebody hands over: as timm recorded it, or as ImageNet's."""
-    config = getattr(net, "pretrained_cfg", None)
-    return _timm_input(config) if isinstance(config, Mapping) else InputSpec()
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """A state dict from a safetensors file, or from a .pth that holds nothing but tensors."""
-    if not path.is_file():
-        raise BaseError(f"no weights at {path}; give the path of a state dict")
-    if path.suffix == ".safetensors":
-        import safetensors
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except safetensors.SafetensorError as error:
-            raise BaseError(f"{path} is not an intact safetensors file: {error}") from error
-    import pickle
-
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise BaseError(f"{path} is not a state dict of plain tensors: {error}; save it as safetensors") from error
-    if isinstance(loaded, Mapping):
-        loaded = loaded.get("state_dict", loaded)
-    if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise BaseError(f"{path} does not hold a state dict; save `net.state_dict()`")
-    return dict(loaded)
-
-
 def _fill(net: nn.Module, state: Mapping[str, Tensor], name: str, source: str) -> None:
     """Load `state` strictly; half precision is widened to the network's own."""
     own = net.state_dict()
-    missing = sorted(own.keys() - state.keys())
-    surplus = sorted(state.keys() - own.keys())
-    misshapen = sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)
     for what, names in (
-        ("lacks", missing),
-        ("has unknown", surplus),
-        ("has other shapes for", misshapen),
+        ("lacks", sorted(own.keys() - state.keys())),
+        ("has unknown", sorted(state.keys() - own.keys())),
+        ("has other shapes for", sorted(k for k in own.keys() & state.keys() if own[k].shape != state[k].shape)),
     ):
         if names:
-            raise BaseError(
-                f"{source} does not fit {name}: it {what} {', '.join(names[:5])}"
-                + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            )
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise BaseError(f"{source} does not fit {name}: it {what} {', '.join(names[:5])}{more}")
     fitting = {n: state[n].to(t.device, t.dtype).contiguous() for n, t in own.items()}
     addresses = [tensor.data_ptr() for tensor in own.values() if tensor.numel()]
     if len(set(addresses)) < len(addresses):  # tied tensors are to stay one
@@ -172,31 +128,7 @@ def _efficientnet_lite0(pretrained: bool, classes: int | None) -> Built:
         if len(names) != len(state):
             raise BaseError("efficientnet-lite0: the installed weights are of another version")
         _fill(net, dict(zip(names, state.values(), strict=True)), "efficientnet-lite0", "package")
-    spec = InputSpec((3, 224, 224), mean=HALF, std=HALF, interpolation="bicubic", crop=0.875)
-    return net, spec
-
-
-def _decathlon(name: str, pretrained: bool, classes: int | None) -> Built:
-    _refuse_download(name, pretrained)
-    # The paper resizes to 72 × 72; residual adapters, whose network the other is, the short side.
-    spec = InputSpec((3, 64, 64), crop=64 / 72, square=name == "decathlon-wrn28")
-    return decathlon_nets.NETS[name](classes or 1000), spec
-
-
-def _resnet18_64(pretrained: bool, classes: int | None) -> Built:
-    """ResNet-18 as torchvision has it, but a first convolution of stride 1, for 64 px."""
-    _refuse_download("resnet18-64", pretrained)
-    net: nn.Module = import_torchvision().models.resnet18(num_classes=classes or 1000)
-    net.conv1 = nn.Conv2d(3, 64, 7, stride=1, padding=3, bias=False)
-    return net, InputSpec((3, 64, 64), mean=HALF, std=HALF, crop=64 / 72)
-
-
-def _refuse_download(name: str, pretrained: bool) -> None:
-    if pretrained:
-        raise BaseError(
-            f"nobody publishes weights of {name}; pass weights=FILE of a network that you "
-            "trained, or pretrained=False for random ones"
-        )
+    return net, InputSpec((3, 224, 224), mean=HALF, std=HALF, interpolation="bicubic", crop=0.875)
 
 
 def _timm(name: str, pretrained: bool, classes: int | None) -> Built:
@@ -204,12 +136,16 @@ def _timm(name: str, pretrained: bool, classes: int | None) -> Built:
     if not timm.is_model(name):
         raise BaseError(f"timm has no model {name!r}; {near_matches(name, timm.list_models())}")
     with _explained_download(f"timm:{name}"):
-        net: nn.Module = timm.create_model(name, pretrained=pretrained, **_given(classes))
-    return net, _timm_input(getattr(net, "pretrained_cfg", {}))
+        chosen = {} if classes is None else {"num_classes": classes}
+        net: nn.Module = timm.create_model(name, pretrained=pretrained, **chosen)
+    return net, _timm_input(net)
 
 
-def _timm_input(config: Mapping[str, Any]) -> InputSpec:
-    default = InputSpec()
+def _timm_input(net: nn.Module) -> InputSpec:
+    """How to feed a module: as timm recorded it, or as ImageNet's networks are fed."""
+    config, default = getattr(net, "pretrained_cfg", None), InputSpec()
+    if not isinstance(config, Mapping):
+        return default
     interpolation = config.get("interpolation", default.interpolation)
     return InputSpec(
         shape=tuple(config.get("input_size", default.shape)),
@@ -228,29 +164,19 @@ def _torchvision(name: str, pretrained: bool, classes: int | None) -> Built:
     # The paper's networks are those of the first release of ImageNet weights.
     chosen = known["IMAGENET1K_V1"] if "IMAGENET1K_V1" in known.__members__ else None
     with _explained_download(f"torchvision:{name}"):
-        weights = chosen if pretrained else None
-        net: nn.Module = models.get_model(name, weights=weights, **_given(classes))
+        sizes = {} if classes is None else {"num_classes": classes}
+        net: nn.Module = models.get_model(name, weights=chosen if pretrained else None, **sizes)
     if chosen is None:
         return net, InputSpec()
     preset = chosen.transforms()
     side, resized = preset.crop_size[0], preset.resize_size[0]
-    spec = InputSpec(
-        shape=(3, side, side),
-        mean=tuple(preset.mean),
-        std=tuple(preset.std),
-        interpolation=preset.interpolation.value,
-        crop=min(1.0, side / resized),
-    )
-    return net, spec
-
-
-def _given(classes: int | None) -> dict[str, int]:
-    return {} if classes is None else {"num_classes": classes}
+    mean, std, crop = tuple(preset.mean), tuple(preset.std), min(1.0, side / resized)
+    return net, InputSpec((3, side, side), mean, std, preset.interpolation.value, crop=crop)
 
 
 @contextmanager
 def _explained_download(name: str) -> Iterator[None]:
-    """Turns a failed download into an error that says what to do."""
+    """Turn a failed download into an error that says what to do."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # URLError and the Hub's errors are OSErrors
@@ -292,22 +218,20 @@ def load_base(
     `pretrained=False` gives the structure alone, which is all that accounting needs.
     """
     if isinstance(source, nn.Module):
-        net, spec, label = source, input_of(source), type(source).__name__.lower()
+        net, spec, label = source, _timm_input(source), type(source).__name__.lower()
         if weights is not None:
             raise BaseError("weights=FILE goes with a base's name; load them into the module first")
     elif isinstance(source, Path) or source.endswith(SUFFIX):
         if weights is not None:
             raise BaseError(f"{source} has its own weights; give weights=FILE with a network's name")
-        net, spec, label = build_file(Path(source), pretrained=pretrained, device=device)
+        path = Path(source)
+        if not path.is_file():
+            raise BaseError(f"no base at {path}; give the path of a file that `pretrain` wrote")
+        notes = read_notes(path)
+        label, spec, given = notes.net, notes.spec(), path if pretrained else None
+        net, _ = build(label, pretrained=False, weights=given, classes=len(notes.classes), device=device)
     else:
         net, spec = build(source, pretrained=pretrained, weights=weights, device=device)
         label = source
-    base = Base(
-        net,
-        name=name or label,
-        input=input or spec,
-        classifier=classifier,
-        include=include,
-        exclude=exclude,
-    )
+    base = Base(net, name=name or label, input=input or spec, classifier=classifier, include=include, exclude=exclude)
     return base if device is None else base.to(device)

@@ -1,8 +1,7 @@
 """The pack: a domain's file, safetensors with a JSON manifest. See docs/pack-format.md.
 
-Bits as few bytes: raw, Huffman-coded or LZMA, whichever is smallest.
-
-Raw costs one bit an element, so nothing ever costs more. A mask of independent bits has no
+Bits are stored raw, Huffman-coded or by LZMA, whichever is smallest. Raw costs one bit an element,
+so nothing ever costs more. A mask of independent bits has no
 repetitions to find: Huffman codes over its bytes come within 2 % of the entropy where ones and
 zeros are up to nine to one, and LZMA's adaptive coder is better where they are more uneven.
 
@@ -41,7 +40,7 @@ _RANK = bytes(_BY_ONES.index(byte) for byte in range(256))
 _FILTERS = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16, "lc": 0, "lp": 0, "pb": 0}]
 
 
-def encode(data: bytes) -> tuple[str, bytes]:
+def encode_bits(data: bytes) -> tuple[str, bytes]:
     """(codec, encoded data), the shortest."""
     encoded = [("raw", data), ("deflate", _deflate(data, zlib.Z_HUFFMAN_ONLY))]
     if len(encoded[1][1]) < len(data) // 4:  # so uneven that there are repetitions after all
@@ -50,28 +49,24 @@ def encode(data: bytes) -> tuple[str, bytes]:
     return min(encoded, key=lambda pair: len(pair[1]))
 
 
-def decode(codec: str, data: bytes, size: int) -> bytes:
+def decode_bits(codec: str, data: bytes, size: int) -> bytes:
     """The `size` bytes that were encoded; ValueError if there are more, fewer or none."""
-    try:
-        if codec == "raw":
-            decoded = data
-        elif codec == "deflate":
+    if codec not in CODECS:
+        raise ValueError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
+    decoded = data
+    if codec != "raw":
+        stream: Any = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_MEMORY)
+        if codec == "deflate":
             stream = zlib.decompressobj(-zlib.MAX_WBITS)
-            decoded = stream.decompress(data, size + 1).translate(_BY_ONES)
-            if not stream.eof or stream.unused_data:
-                raise ValueError("the deflate stream does not end where it should")
-        elif codec == "lzma":
-            decoder = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_MEMORY)
-            decoded = decoder.decompress(data, size + 1)
-            if not decoder.eof or decoder.unused_data:
-                raise ValueError("the LZMA stream does not end where it should")
-        else:
-            raise ValueError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
-    except (zlib.error, lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"the {codec} stream is damaged: {error}") from error
+        try:
+            decoded = stream.decompress(data, size + 1)
+        except (zlib.error, lzma.LZMAError, EOFError) as error:
+            raise ValueError(f"the {codec} stream is damaged: {error}") from error
+        if not stream.eof or stream.unused_data:
+            raise ValueError(f"the {codec} stream does not end where it should")
     if len(decoded) != size:
         raise ValueError(f"the {codec} data does not decode to {size} bytes")
-    return decoded
+    return decoded.translate(_BY_ONES) if codec == "deflate" else decoded
 
 
 def _deflate(data: bytes, strategy: int) -> bytes:
@@ -94,12 +89,12 @@ class BitArray:
 
     def decoded(self) -> bytes:
         """ceil(elements / 8) bytes. Check the shape first: this allocates what it asks for."""
-        return decode(self.codec, self.data, -(-math.prod(self.shape) // 8))
+        return decode_bits(self.codec, self.data, -(-math.prod(self.shape) // 8))
 
     @classmethod
     def encoded(cls, data: bytes, shape: tuple[int, ...]) -> "BitArray":
         """From plain bytes, by the codec that makes them shortest."""
-        return cls(shape, *encode(data))
+        return cls(shape, *encode_bits(data))
 
 
 @dataclass(frozen=True)
@@ -141,12 +136,12 @@ def write_pack(path: str | Path, manifest: Manifest, tensors: "Mapping[str, np.n
     }
     bits = {name: {"shape": list(t.shape), "codec": t.codec} for name, t in tensors.items() if isinstance(t, BitArray)}
     try:
-        # As a reader will see it: notes may hold keys that are no strings yet.
+        # As a reader will see it: keys of notes may not be strings yet.
         content = json.loads(_canonical(asdict(manifest) | {"bits": bits}))
     except (TypeError, ValueError) as error:
         raise PackError(f"{path} cannot be written: a note in its manifest: {error}") from error
     codes = {np.dtype(t): code for code, t in _TYPES.items()}
-    content["sha256"] = _digest(content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()})
+    content["sha256"] = _sha256(content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()})
     try:
         write_atomically(Path(path), save(arrays, {PACK_KEY: _canonical(content)}))
     except FileError as error:
@@ -158,15 +153,17 @@ def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, An
     import numpy as np
     from safetensors import SafetensorError, deserialize
 
-    data = _read(Path(path))
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise PackError(f"{path} cannot be read: {error.strerror}") from error
     manifest, content, _ = _parse(path, data, len(data))
     try:
         entries = dict(deserialize(data))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
-        raise PackError(f"{path} is damaged: {error}; copy it anew") from error
-    digest = _digest(content, {n: (e["dtype"], e["shape"], e["data"]) for n, e in entries.items()})
-    if digest != manifest.sha256:
-        raise PackError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it anew")
+        raise PackError(f"{path} is damaged: {error}; copy it again") from error
+    if manifest.sha256 != _sha256(content, {n: (e["dtype"], e["shape"], e["data"]) for n, e in entries.items()}):
+        raise PackError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it again")
     arrays: dict[str, np.ndarray[Any, Any] | BitArray] = {}
     for name, entry in entries.items():
         if entry["dtype"] not in _TYPES:
@@ -206,19 +203,10 @@ def inspect(path: str | Path) -> PackInfo:
 
 
 def packs_in(folder: str | Path) -> list[Path]:
-    """The packs of a library, by name; hidden files are no packs."""
-    folder = Path(folder)
-    if not folder.is_dir():
+    """The packs of a library, by name; hidden files are left out."""
+    if not Path(folder).is_dir():
         raise PackError(f"there is no library at {folder}; give a folder of packs")
-    found = (path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
-    return sorted(found)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise PackError(f"{path} cannot be read: {error.strerror}") from error
+    return sorted(path for path in Path(folder).glob(f"*{SUFFIX}") if not path.name.startswith("."))
 
 
 def _parse(path: str | Path, data: bytes, size: int) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
@@ -232,7 +220,7 @@ def _parse(path: str | Path, data: bytes, size: int) -> tuple[Manifest, dict[str
     metadata = header.pop("__metadata__", None)
     text = metadata.get(PACK_KEY) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
-        raise PackError(f"{path} is a safetensors file but no polymask pack: it has no manifest")
+        raise PackError(f"{path} is a safetensors file but not a polymask pack: it has no manifest")
     content = _json(path, text)
     if content.get("format") != FORMAT:
         raise PackError(
@@ -251,7 +239,7 @@ def _json(path: str | Path, text: str | bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise PackError(f"{path} is damaged: its header is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise PackError(f"{path} is damaged: its header is no JSON object")
+        raise PackError(f"{path} is damaged: its header is not a JSON object")
     return value
 
 
@@ -260,39 +248,39 @@ def _manifest(path: str | Path, content: dict[str, Any]) -> Manifest:
     if content.keys() != expected:
         odd = sorted(content.keys() ^ expected)
         raise PackError(f"{path}: the manifest lacks or does not know {', '.join(map(repr, odd))}")
+
+    def expect(name: str, good: bool, what: str) -> None:
+        if not good:
+            raise PackError(f"{path}: {name} in the manifest must be {what}")
+
     for name in ("method", "base", "fingerprint", "library", "sha256"):
-        _expect(path, name, isinstance(content[name], str), "a string")
+        expect(name, isinstance(content[name], str), "a string")
     for name in ("options", "input", "recipe", "metrics", "bits"):
-        _expect(path, name, isinstance(content[name], dict), "an object")
+        expect(name, isinstance(content[name], dict), "an object")
     classes = content["classes"]
     is_names = isinstance(classes, list) and all(isinstance(c, str) for c in classes)
-    _expect(path, "classes", classes is None or is_names, "a list of names, or null")
+    expect("classes", classes is None or is_names, "a list of names, or null")
     for name, how in content["bits"].items():
         good = isinstance(how, dict) and how.keys() == {"shape", "codec"}
         good = good and how["codec"] in CODECS and isinstance(how["shape"], list)
         good = good and all(type(n) is int and 0 <= n < 1 << 40 for n in how["shape"])
-        _expect(path, f"bits of {name}", good, "a shape and a codec")
+        expect(f"bits of {name}", good, "a shape and a codec")
     return Manifest(**content)
-
-
-def _expect(path: str | Path, name: str, good: bool, what: str) -> None:
-    if not good:
-        raise PackError(f"{path}: {name} in the manifest must be {what}")
 
 
 def _canonical(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _digest(content: Mapping[str, Any], tensors: Mapping[str, tuple[str, list[int], bytes | memoryview]]) -> str:
+def _sha256(content: Mapping[str, Any], tensors: Mapping[str, tuple[str, list[int], bytes | memoryview]]) -> str:
     """sha256 of the manifest without its own, then of each tensor in order of names.
 
     Each is preceded by a line that says what it is, so no two packs share a stream of bytes.
     """
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     text = _canonical({k: v for k, v in content.items() if k != "sha256"}).encode()
-    digest.update(b"manifest %d\n" % len(text) + text)
+    found.update(b"manifest %d\n" % len(text) + text)
     for name, (dtype, shape, data) in sorted(tensors.items()):
-        digest.update(b"tensor %s\n" % json.dumps([name, dtype, shape]).encode())
-        digest.update(data)
-    return digest.hexdigest()
+        found.update(b"tensor %s\n" % json.dumps([name, dtype, shape]).encode())
+        found.update(data)
+    return found.hexdigest()

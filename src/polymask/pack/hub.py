@@ -53,12 +53,15 @@ def local_pack(path: str | Path) -> Path:
     """The file of a pack: the path itself, or where a pack of the Hub was downloaded to."""
     if not is_hub_name(path):
         return Path(path)
-
     text = path.as_posix() if isinstance(path, Path) else path
     return fetch(HubName.parse(text))
 
 
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+_REFUSALS: dict[Any, str] = {
+    401: f"the Hub wants a valid token; {LOG_IN}",
+    403: "your token may not do this; use one with the right to write, of a member of the organisation",
+}
 
 
 def open_hub(token: str | None = None) -> "HfApi":
@@ -72,7 +75,7 @@ def open_hub(token: str | None = None) -> "HfApi":
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turns the errors of huggingface_hub about `name` into ones that say what to do."""
+    """Turn the errors of huggingface_hub about `name` into ones that say what to do."""
     from huggingface_hub import errors
 
     try:
@@ -86,15 +89,15 @@ def explained(name: str) -> Iterator[None]:
             f"{name} is not on the Hub, or is private and your token does not open it; check the name, or {LOG_IN}"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise HubError(
-            f"{name}: the repository has no such revision; name a branch, a tag or a commit of it"
-        ) from error
+        raise HubError(f"{name}: the repository has no such revision; name a branch, a tag or a commit") from error
     except errors.RemoteEntryNotFoundError as error:
         raise HubError(f"{name}: the repository has no such file; check its name") from error
     except errors.LocalTokenNotFoundError as error:
         raise HubError(f"{name} needs a token; {LOG_IN}") from error
     except errors.HfHubHTTPError as error:
-        raise HubError(_refusal(name, error)) from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        said = f"the Hub answered {status or 'with an error'}; try again later"
+        raise HubError(f"{name}: {_REFUSALS.get(status, said)}") from error
     except out_of_reach() as error:
         raise HubError(
             f"{name}: the Hub cannot be reached, and the file is not in the local cache; go "
@@ -115,17 +118,8 @@ def out_of_reach() -> tuple[type[Exception], ...]:
     return failed, ConnectionError, TimeoutError, LocalEntryNotFoundError
 
 
-def _refusal(name: str, error: Exception) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status == 401:
-        return f"{name}: the Hub wants a valid token; {LOG_IN}"
-    if status == 403:
-        return f"{name}: your token may not do this; use one with the right to write, of a member of the organisation"
-    return f"{name}: the Hub answered {status or 'with an error'}; try again later"
-
-
 def fetch(name: HubName) -> Path:
-    """Download a pack, if the cache has not got it; without a file's name, the only one there is.
+    """Download a pack, unless it is in the cache; without a file's name, the only one there is.
 
     Offline, what was downloaded before is used.
     """

@@ -17,15 +17,17 @@ from polymask.errors import PackError, PolymaskError
 from polymask.pack.format import BitArray, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
 
+Array = np.ndarray[Any, Any] | BitArray  # a tensor as it stands in a pack
 
-def save_domain(domain: "Domain", path: str | Path) -> None:
+
+def save_domain(domain: Domain, path: str | Path) -> None:
     """Write a domain's pack: the whole file or nothing."""
     if domain.method.name not in list_methods():
         raise PackError(
-            f"{path} is not written: the method has no registered name, so no one could read "
+            f"{path} is not written: the method has no registered name, so nobody could read "
             "it; register(name, method) and make the domain by that name"
         )
-    tensors: dict[str, np.ndarray[Any, Any] | BitArray] = {}
+    tensors: dict[str, Array] = {}
     for name, stored in domain.stored().items():
         if isinstance(stored, Bits):
             tensors[name] = BitArray.encoded(stored.to_bytes(), stored.shape)
@@ -81,60 +83,44 @@ def load_domain(path: str | Path, base: Base) -> Domain:
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
     domain.recipe, domain.metrics = manifest.recipe, manifest.metrics
-    if base.dtype == torch.float16:
-        tensors = _widened(domain.stored(), tensors)
-    return domain.restore(_checked(path, domain.stored(), tensors)).to(base.device)
+    return domain.restore(_checked(path, domain, tensors, widen=base.dtype == torch.float16)).to(base.device)
 
 
 def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """A pack's options as its method has them now: without retired ones, and with newer ones."""
     known = create_method(method)
-    kept = {name: value for name, value in options.items() if name not in known.retired}
-    return {**known.unnamed, **kept}
+    return {**known.unnamed, **{name: value for name, value in options.items() if name not in known.retired}}
 
 
-def _widened(
-    expected: Mapping[str, Stored], found: Mapping[str, np.ndarray[Any, Any] | BitArray]
-) -> dict[str, np.ndarray[Any, Any] | BitArray]:
-    """The tensors, halves widened: once, what learned on such a base was kept in its type."""
-    wanted = {n: t.dtype for n, t in expected.items() if isinstance(t, torch.Tensor)}
-    return {
-        name: t.astype(np.float32)
-        if not isinstance(t, BitArray) and t.dtype == np.float16 and wanted.get(name) == torch.float32
-        else t
-        for name, t in found.items()
-    }
+def _checked(path: Path, domain: Domain, found: Mapping[str, Array], *, widen: bool) -> dict[str, Stored]:
+    """The tensors of a pack, once each is known to be what the domain expects.
 
-
-def _checked(
-    path: str | Path,
-    expected: Mapping[str, Stored],
-    found: Mapping[str, np.ndarray[Any, Any] | BitArray],
-) -> dict[str, Stored]:
-    """The tensors of a pack, once each is known to be what the domain expects."""
+    `widen` turns halves into what learns now in 32 bits: it was once kept in the base's type.
+    """
+    expected = domain.stored()
     if expected.keys() != found.keys():
         odd = sorted(expected.keys() ^ found.keys())
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
         raise PackError(
-            f"{path} does not fit its method on this base: it lacks or does not know "
-            f"{', '.join(odd[:3])}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+            f"{path} does not fit its method on this base: it lacks or does not know {', '.join(odd[:3])}{more}"
         )
+    stored: dict[str, Stored] = {}
     for name, want in expected.items():
         got = found[name]
         if isinstance(want, Bits) != isinstance(got, BitArray) or tuple(want.shape) != got.shape:
             raise PackError(f"{path}: {name} has shape {got.shape}, not {tuple(want.shape)} ")
         if isinstance(got, BitArray):
+            try:
+                stored[name] = Bits.from_bytes(got.decoded(), got.shape)
+            except ValueError as error:
+                raise PackError(f"{path}: {name}: {error}") from error
             continue
-        if str(got.dtype) != str(want.dtype).removeprefix("torch."):  # type: ignore[union-attr]
-            raise PackError(f"{path}: {name} has type {got.dtype}, not {want.dtype}")  # type: ignore[union-attr]
+        assert isinstance(want, torch.Tensor)
+        if widen and got.dtype == np.float16 and want.dtype == torch.float32:
+            got = got.astype(np.float32)
+        if str(got.dtype) != str(want.dtype).removeprefix("torch."):
+            raise PackError(f"{path}: {name} has type {got.dtype}, not {want.dtype}")
         if not np.isfinite(got).all():
             raise PackError(f"{path}: {name} holds values that are not finite")
-    stored: dict[str, Stored] = {}
-    for name, got in found.items():
-        if not isinstance(got, BitArray):
-            stored[name] = torch.from_numpy(got.copy())
-            continue
-        try:
-            stored[name] = Bits.from_bytes(got.decoded(), got.shape)
-        except ValueError as error:
-            raise PackError(f"{path}: {name}: {error}") from error
+        stored[name] = torch.from_numpy(got.copy())
     return stored

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from polymask.core.base import Base
 from polymask.core.network import named_tensors
-from polymask.files import write_atomically
 from polymask.serve.settings import ServeError, Settings
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ from starlette.types import ASGIApp
 
 from polymask import __version__
 from polymask.errors import PackError
+from polymask.nets.base_file import write_aligned
 from polymask.nets.zoo import load_base
 from polymask.pack.format import inspect, packs_in
 from polymask.serve import routes
@@ -125,10 +125,7 @@ def _explain_errors(app: FastAPI) -> None:
 
 def write_shared_base(base: Base, path: Path) -> None:
     """Write every tensor of a base to a safetensors file."""
-    from safetensors.torch import save
-
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(base)}
-    write_atomically(path, save(tensors))
+    write_aligned(path, dict(_tensors(base)), {})
 
 
 def map_shared_base(base: Base, path: Path) -> None:

@@ -83,13 +83,7 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
         ctx.geometry = stride, padding, dilation
@@ -102,8 +96,7 @@ class _Depthwise(torch.autograd.Function):
         by_input = None
         if ctx.needs_input_grad[0]:
             by_input, _, _ = torch.ops.aten.convolution_backward(
-                *(gradient, input, weight, None, *ctx.geometry, False, (0, 0), len(weight)),
-                (True, False, False),
+                *(gradient, input, weight, None, *ctx.geometry, False, (0, 0), len(weight)), (True, False, False)
             )
         by_weight = None
         if ctx.needs_input_grad[1]:
@@ -113,12 +106,7 @@ class _Depthwise(torch.autograd.Function):
 
 
 def weight_gradient(
-    gradient: Tensor,
-    input: Tensor,
-    shape: Sequence[int],
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
+    gradient: Tensor, input: Tensor, shape: Sequence[int], stride: Pair, padding: Pair, dilation: Pair
 ) -> Tensor:
     """dE/dweight (C, 1, kh, kw) of `shape`, from dE/doutput (N, C, …) and the input (N, C, …)."""
     channels, _, height, width = shape
@@ -205,10 +193,7 @@ def learned_by(domains: Sequence[Domain], objectives: Sequence[Objective | None]
         if objective is not None:
             groups["head"] |= {id(p): p for p in objective.parameters()}
         for _, part in domain.named_parts():
-            for name, some in (
-                ("scores", part.score_parameters()),
-                ("scalars", part.scalar_parameters()),
-            ):
+            for name, some in (("scores", part.score_parameters()), ("scalars", part.scalar_parameters())):
                 taken = {id(p): groups["transforms"].pop(id(p)) for p in some if p.requires_grad}
                 groups[name] |= taken
     return {name: list(parameters.values()) for name, parameters in groups.items()}
@@ -256,12 +241,7 @@ def make_optimiser(groups: list[dict[str, Any]], kind: Optimiser, rate: float, m
 def rates_of(recipe: Recipe) -> dict[str, float]:
     """The recipe's rate for each optimiser."""
     scalars = recipe.rate if recipe.scalar_rate is None else recipe.scalar_rate
-    return {
-        "body": recipe.rate,
-        "scalars": scalars,
-        "weights": recipe.weight_rate,
-        "head": recipe.head_rate,
-    }
+    return {"body": recipe.rate, "scalars": scalars, "weights": recipe.weight_rate, "head": recipe.head_rate}
 
 
 def set_rates(optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float, *, head_only: bool = False) -> None:

@@ -168,13 +168,7 @@ class _Teacher:
     """What the ways of learning several domains share: seeds, files, histories."""
 
     def __init__(
-        self,
-        base: Base,
-        recipe: Recipe,
-        seed: int,
-        folder: Path | None,
-        resume: bool,
-        listener: Listener | None,
+        self, base: Base, recipe: Recipe, seed: int, folder: Path | None, resume: bool, listener: Listener | None
     ) -> None:
         self.base, self.recipe, self.seed = base, recipe, seed
         self.resume, self.listener = resume, listener

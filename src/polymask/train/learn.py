@@ -118,11 +118,7 @@ def learn(
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
     about = {"seed": seed, "data": data.name} | likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
-    domain.metrics = {
-        "val_accuracy": best,
-        "test_accuracy": accuracy,
-        "bits_per_weight": bits_per_weight(base, domain),
-    }
+    domain.metrics = {"val_accuracy": best, "test_accuracy": accuracy, "bits_per_weight": bits_per_weight(base, domain)}
     return Learned(domain, history, accuracy)
 
 
@@ -238,10 +234,7 @@ class NetworkLearner(Learner):
         self.channels_last = recipe.channels_last and trains_channels_last(net)
         learned = [p for p in net.parameters() if p.requires_grad]
         optimiser = make_optimiser(
-            [{"params": learned, "weight_decay": recipe.weight_decay}],
-            recipe.optimiser,
-            recipe.rate,
-            recipe.momentum,
+            [{"params": learned, "weight_decay": recipe.weight_decay}], recipe.optimiser, recipe.rate, recipe.momentum
         )
         self.optimisers = {"network": optimiser}
 

@@ -178,20 +178,13 @@ class SharedLearner(DomainLearner):
     """A domain that several processes train, each on its piece of every batch."""
 
     def __init__(
-        self,
-        session: SharedSession,
-        base: Base,
-        domain: Domain,
-        recipe: Recipe,
-        objective: Objective | None,
+        self, session: SharedSession, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None
     ) -> None:
         super().__init__(base, domain, recipe, objective)
         self.session, self.ranks = session, session.ranks
         with losses_explained(self.ranks):
             self.shared_loss = DistributedDataParallel(
-                _Loss(self),
-                find_unused_parameters=domain.route is not None,
-                gradient_as_bucket_view=True,
+                _Loss(self), find_unused_parameters=domain.route is not None, gradient_as_bucket_view=True
             )
         reduce = _sum_in_16_bits if self.ranks.compress else _sum
         self.shared_loss.register_comm_hook(self.ranks, reduce)

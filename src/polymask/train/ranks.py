@@ -107,11 +107,7 @@ _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @contextmanager
 def join_ranks(
-    *,
-    device: str = "cpu",
-    sync_norms: bool = False,
-    compress: bool = False,
-    timeout: float = 1800.0,
+    *, device: str = "cpu", sync_norms: bool = False, compress: bool = False, timeout: float = 1800.0
 ) -> Iterator["Ranks | None"]:
     """Join the other processes that torchrun started; None where this one is alone.
 
@@ -156,14 +152,7 @@ def join_ranks(
 class Ranks:
     """All processes of a training, seen from one of them."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        backend: str,
-        *,
-        sync_norms: bool = False,
-        compress: bool = False,
-    ) -> None:
+    def __init__(self, device: torch.device, backend: str, *, sync_norms: bool = False, compress: bool = False) -> None:
         self.device, self.backend = device, backend
         self.sync_norms, self.compress = sync_norms, compress
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

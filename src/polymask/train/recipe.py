@@ -166,15 +166,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="imagenet-to-sketch"),
-        Recipe(
-            name="decathlon",
-            epochs=60,
-            drops=(45,),
-            side=64,
-            resized=72,
-            square=True,
-            crop_scale=(1.0, 1.0),
-        ),
+        Recipe(name="decathlon", epochs=60, drops=(45,), side=64, resized=72, square=True, crop_scale=(1.0, 1.0)),
         Recipe(
             name="residual-adapters",
             epochs=120,
