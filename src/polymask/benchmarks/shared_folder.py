@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from polymask.benchmarks.jobs import BaseName
-from polymask.core.network import digest
+from polymask.core.network import digest_tensors
 from polymask.errors import EngineError
 from polymask.files import SUFFIX
 from polymask.nets.base_file import read_metadata, read_state, write_aligned
@@ -40,7 +40,7 @@ def copy_base(base: BaseName, folder: Path) -> BaseName:
     else:
         net, _ = build(base.name, weights=base.weights)
         state, notes = dict(net.state_dict()), {}
-    file = folder.absolute() / f"base-{digest(state)[:16]}{SUFFIX}"
+    file = folder.absolute() / f"base-{digest_tensors(state)[:16]}{SUFFIX}"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_aligned(file, state, notes)

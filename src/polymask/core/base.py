@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from polymask.core.input import InputSpec
 from polymask.core.network import (
-    digest,
+    digest_tensors,
     exchange_tensors,
     features_of,
     named_tensors,
@@ -234,7 +234,7 @@ class Base:
 
 def fingerprint(module: nn.Module) -> str:
     """sha256 over the names, types, shapes and bytes of a state dict, in order of names."""
-    return digest(module.state_dict())
+    return digest_tensors(module.state_dict())
 
 
 def _frozen_copy(net: nn.Module) -> nn.Module:

@@ -62,7 +62,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over the names, types, shapes and bytes of tensors, in order of names."""
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):

@@ -13,7 +13,7 @@ from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.merge import WorkingNetwork
-from polymask.core.network import digest
+from polymask.core.network import digest_tensors
 from polymask.errors import DomainError, InputError, near_matches
 from polymask.files import SUFFIX, check_name
 from polymask.library.cache import CacheStats, MergedCache
@@ -224,4 +224,4 @@ class MultiDomainModel:
 
 
 def _fingerprint(domain: Domain) -> str:
-    return digest({n: t.words if isinstance(t, Bits) else t for n, t in domain.stored().items()})
+    return digest_tensors({n: t.words if isinstance(t, Bits) else t for n, t in domain.stored().items()})

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from polymask import __version__
 from polymask.core.input import InputSpec
-from polymask.core.network import digest, tensor_bytes
+from polymask.core.network import digest_tensors, tensor_bytes
 from polymask.errors import BaseError
 from polymask.files import PACK_KEY, SUFFIX, write_atomically
 
@@ -55,7 +55,7 @@ def write_base(path: str | Path, net: nn.Module, notes: BaseNotes) -> None:
     check_path(path)
     state = net.state_dict()
     tensors = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
-    content = asdict(notes) | {"sha256": digest(tensors)}
+    content = asdict(notes) | {"sha256": digest_tensors(tensors)}
     write_aligned(Path(path), tensors, {KEY: json.dumps(content, sort_keys=True, allow_nan=False)})
 
 
@@ -117,7 +117,7 @@ def read_notes(path: Path) -> BaseNotes:
 
 def check_tensors(path: str | Path, notes: BaseNotes, state: Mapping[str, Tensor]) -> None:
     """Raise unless the tensors are those that the notes were written with."""
-    if digest(state) != notes.sha256:
+    if digest_tensors(state) != notes.sha256:
         raise BaseError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it again")
 
 
