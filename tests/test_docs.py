@@ -76,16 +76,7 @@ def test_the_examples_in_public_docstrings_give_what_they_say(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "tool",
-    [
-        "method_pages",
-        "params_table",
-        "speed_table",
-        "cost_table",
-        "scale_page",
-        "serve_tables",
-        "findings_page",
-        "cli_pages",
-    ],
+    re.search(r"for tool in (.*); do", (ROOT / "Makefile").read_text())[1].split(),
 )
 def test_pages_that_are_made_from_the_code_are_as_the_code_has_them(tool):
     script = ROOT / "tools" / f"{tool}.py"

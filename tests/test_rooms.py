@@ -3,54 +3,13 @@
 import ast
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-import polymask as pm
+from rooms_page import CONVENIENCES, HOUSE, ROOMS, imported, imports, modules, room
 
-HOUSE = Path(pm.__file__).parent
-ROOMS = [
-    *("errors", "files", "core", "nets", "methods", "pack", "library"),
-    *("data", "train", "conversion", "benchmarks", "report", "serve", "cli"),
-]
-CONVENIENCES = {("core.domain", "pack.storing")}  # domain.save: what a user expects of a domain
 WITHOUT_TORCH = "errors files pack.format pack.hub train.recipe benchmarks.tables report.pages serve.process cli.parser"
-
-
-@cache
-def modules() -> dict[str, Path]:
-    """Every module by its name inside the package; a package is its `__init__`."""
-    found = {}
-    for path in HOUSE.rglob("*.py"):
-        name = ".".join(path.relative_to(HOUSE).with_suffix("").parts).removesuffix(".__init__")
-        found[name] = path
-    return {name: path for name, path in found.items() if name not in ("__init__", "__main__")}
-
-
-def imported(node: ast.AST) -> set[str]:
-    """The modules of ours that an import statement names."""
-    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polymask."):
-        home = node.module.removeprefix("polymask.")
-        return ({f"{home}.{alias.name}" for alias in node.names} & modules().keys()) or {home}
-    if isinstance(node, ast.Import):
-        return {a.name.removeprefix("polymask.") for a in node.names if a.name.startswith("polymask.")}
-    return set()
-
-
-def imports() -> set[tuple[str, str]]:
-    """(importer, imported), wherever the import stands: lazy ones and those for types too."""
-    return {
-        (importer, other)
-        for importer, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        for other in imported(node)
-    }
-
-
-def room(module: str) -> str:
-    return module.split(".")[0]
 
 
 def test_every_module_is_in_a_room():
@@ -85,6 +44,14 @@ def test_the_plan_of_the_house_is_its_list_of_folders():
     entries = {path.name for path in HOUSE.iterdir()} - {"__pycache__", "py.typed"}
     assert len(entries) <= 17, sorted(entries)
     assert len(modules()) + 2 <= 120
+
+
+@pytest.mark.parametrize(("walk", "files"), [("learn", 39), ("predict", 28)])
+def test_what_people_do_most_goes_through_few_files(walk, files, tmp_path):
+    command = [sys.executable, Path(__file__).parent / "support" / "walks.py", walk, tmp_path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    passed = [line for line in done.stdout.splitlines() if line.endswith(".py")]
+    assert 10 < len(passed) <= files, passed
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH.split())
