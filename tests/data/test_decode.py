@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from polymask.data.decode import decode
+from polymask.data.split import decode_image
 from polymask.errors import DataError
 
 
@@ -37,29 +37,29 @@ def test_an_image_is_turned_as_its_exif_orientation_says(orientation: int) -> No
     stored = upright if orientation == 1 else upright.transpose(back[orientation])
     exif = Image.Exif()
     exif[0x0112] = orientation
-    seen = decode(encoded(stored, "PNG", exif=exif), "x")
+    seen = decode_image(encoded(stored, "PNG", exif=exif), "x")
     assert np.array_equal(seen, upright)
 
 
 def test_an_orientation_that_does_not_exist_is_taken_as_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 99
-    assert np.array_equal(decode(encoded(smooth(), "PNG", exif=exif), "x"), smooth())
+    assert np.array_equal(decode_image(encoded(smooth(), "PNG", exif=exif), "x"), smooth())
 
 
 def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
     values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
-    rgb = np.asarray(decode(encoded(Image.fromarray(values), "PNG"), "x"))
+    rgb = np.asarray(decode_image(encoded(Image.fromarray(values), "PNG"), "x"))
     assert rgb.tolist() == [[[0] * 3, [1] * 3, [128] * 3, [255] * 3]]
 
 
 def test_floats_from_zero_to_one_are_scaled_and_others_refused() -> None:
     values = np.array([[0.0, 0.2, 1.0]], dtype=np.float32)
-    rgb = np.asarray(decode(encoded(Image.fromarray(values), "TIFF"), "x"))
+    rgb = np.asarray(decode_image(encoded(Image.fromarray(values), "TIFF"), "x"))
     assert rgb[0, :, 0].tolist() == [0, 51, 255]
     for wrong in (values * 300, values * np.nan):
         with pytest.raises(DataError, match=r"heat\.tif.*8-bit or 16-bit"):
-            decode(encoded(Image.fromarray(wrong), "TIFF"), "heat.tif")
+            decode_image(encoded(Image.fromarray(wrong), "TIFF"), "heat.tif")
 
 
 def test_transparency_shows_white_in_every_mode_that_has_it() -> None:
@@ -76,9 +76,9 @@ def test_transparency_shows_white_in_every_mode_that_has_it() -> None:
         encoded(palette, "GIF", transparency=1),
     ]
     for file in files:
-        image = decode(file, "x")
+        image = decode_image(file, "x")
         assert (image.getpixel((0, 0)), image.getpixel((2, 2))) == ((255, 0, 0), (255, 255, 255))
-    half = decode(encoded(Image.new("LA", (2, 2), (0, 128)), "PNG"), "x")
+    half = decode_image(encoded(Image.new("LA", (2, 2), (0, 128)), "PNG"), "x")
     assert half.getpixel((0, 0)) == (127, 127, 127)
 
 
@@ -88,26 +88,26 @@ def test_an_animation_gives_its_first_frame() -> None:
     for form in ("GIF", "WEBP", "PNG"):
         extra = {"lossless": True} if form == "WEBP" else {}
         file = encoded(frames[0], form, **options, **extra)
-        assert decode(file, "x").getpixel((3, 3)) == (255, 0, 0)
+        assert decode_image(file, "x").getpixel((3, 3)) == (255, 0, 0)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr"])
 def test_every_usual_mode_becomes_rgb_of_the_same_size(mode: str) -> None:
     form = {"CMYK": "TIFF", "YCbCr": "JPEG"}.get(mode, "PNG")
-    image = decode(encoded(smooth().convert(mode), form), "x")
+    image = decode_image(encoded(smooth().convert(mode), form), "x")
     assert (image.mode, image.size) == ("RGB", (30, 20))
 
 
 def test_a_cmyk_jpeg_keeps_its_colours() -> None:
     red = Image.new("RGB", (16, 16), (200, 30, 40))
-    seen = decode(encoded(red.convert("CMYK"), "JPEG", quality=95), "x").getpixel((8, 8))
+    seen = decode_image(encoded(red.convert("CMYK"), "JPEG", quality=95), "x").getpixel((8, 8))
     assert np.abs(np.subtract(seen, (200, 30, 40))).max() < 12
 
 
 def test_a_large_jpeg_is_decoded_small_but_not_below_what_is_needed() -> None:
     file = encoded(smooth(1600, 1200), "JPEG")
-    assert decode(file, "x").size == (1600, 1200)
-    small = decode(file, "x", side=100)
+    assert decode_image(file, "x").size == (1600, 1200)
+    small = decode_image(file, "x", side=100)
     assert small.size == (400, 300)
 
 
@@ -124,25 +124,25 @@ def test_an_unreadable_file_is_named_with_a_remedy(tmp_path: Path, content: byte
     file = tmp_path / "café.jpg"
     file.write_bytes(content)
     with pytest.raises(DataError, match=rf"café\.jpg.*{complaint}.*remove it"):
-        decode(file, str(file))
+        decode_image(file, str(file))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.jpg: the file is missing"):
-        decode(tmp_path / "gone.jpg", "gone.jpg")
+        decode_image(tmp_path / "gone.jpg", "gone.jpg")
 
 
 def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(DataError, match=r"bomb\.png.*make the image smaller"):
-        decode(encoded(smooth(), "PNG"), "bomb.png")
+        decode_image(encoded(smooth(), "PNG"), "bomb.png")
 
 
 @given(form=st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP"]), share=st.floats(0, 1))
 def test_any_beginning_of_a_file_is_an_image_or_a_data_error(form: str, share: float) -> None:
     whole = encoded(smooth(), form)
     try:
-        image = decode(whole[: int(share * len(whole))], "x")
+        image = decode_image(whole[: int(share * len(whole))], "x")
     except DataError:
         return
     assert image.mode == "RGB"

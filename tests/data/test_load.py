@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from polymask.data.decode import require_vision
 from polymask.data.load import load_data
+from polymask.data.split import require_vision
 from polymask.errors import DataError
 from polymask.nets.torchvision_guard import import_torchvision
 

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymask.data.split import ArraySplit, cut, limited, stratified
+from polymask.data.images import cut, limited, stratified
+from polymask.data.split import ArraySplit
 from polymask.errors import DataError
 
 labels_of = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(np.array)

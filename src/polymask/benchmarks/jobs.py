@@ -14,11 +14,10 @@ from polymask.core.accounting import account_fitted, bits_per_weight, component_
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.data.cache import cache_splits
-from polymask.data.images import DomainData
+from polymask.data.images import DomainData, limited
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
-from polymask.data.split import RelabelledSplit, limited
 from polymask.errors import BenchmarkError, NotFinite
 from polymask.files import SUFFIX
 from polymask.nets.zoo import load_base
@@ -251,7 +250,7 @@ def _labelled(data: DomainData, file: Path) -> DomainData:
     answers = [number.get(labels.get(i, -1), -1) for i in data.submission.image_ids.tolist()]
     if -1 in answers:
         raise BenchmarkError(f"{file} does not have the labels of {data.name}'s test images; leave out --labels")
-    return replace(data, test=RelabelledSplit(data.submission.images, answers), notes=())
+    return replace(data, test=data.submission.images.relabelled(answers), notes=())
 
 
 @lru_cache(maxsize=1)

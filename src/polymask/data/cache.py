@@ -1,11 +1,9 @@
-"""Decoded images: each is decoded once, made small, and kept as bytes.
+"""Decoded images: each is decoded once, made small, and kept as bytes, in memory or in a file.
 
-The file of a cache: pixels one image after another, then their sizes.
-
-pixels of image 0, image 1, …    uint8, (H, W, 3) each
-sizes                            int64 (N, 2), H and W
-N                                int64
-b"polymask"                      8 bytes: the file is whole
+    pixels of image 0, image 1, …    uint8, (H, W, 3) each
+    sizes                            int64 (N, 2), H and W
+    N                                int64
+    b"polymask"                      8 bytes: the file is whole
 
 Filling a cache reads every image, so a damaged file is found before training begins, and all of
 them are named at once.
@@ -14,10 +12,12 @@ them are named at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polymask.core.input import InputSpec
-from polymask.data.decode import default_workers, in_order, require_vision
 from polymask.data.images import DomainData
-from polymask.data.split import JoinedSplit, Split
+from polymask.data.split import JoinedSplit, Split, require_vision
 from polymask.errors import DataError
 from polymask.files import digest
 
@@ -35,8 +34,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
+Progress = Callable[[int, int], None]  # images done, images in all
 
 _LONGEST = 8  # times the shorter side
+_FORMAT, _MAGIC = "polymask pixels 1", b"polymask"
+_FOOT = 8 + len(_MAGIC)
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,9 @@ class Shrink:
 
 def _cut_ends(image: Image) -> Image:
     width, height = image.size
-    kept_width, kept_height = min(width, _LONGEST * height), min(height, _LONGEST * width)
-    if (kept_width, kept_height) == (width, height):
-        return image
-    left, top = (width - kept_width) // 2, (height - kept_height) // 2
-    return image.crop((left, top, left + kept_width, top + kept_height))
-
-
-_MAGIC = b"polymask"
-_FOOT = 8 + len(_MAGIC)
+    w, h = min(width, _LONGEST * height), min(height, _LONGEST * width)
+    left, top = (width - w) // 2, (height - h) // 2
+    return image if (w, h) == image.size else image.crop((left, top, left + w, top + h))
 
 
 def write_pixels(path: Path, images: Iterable[Pixels]) -> None:
@@ -115,11 +111,6 @@ def open_pixels(path: Path) -> list[Pixels] | None:
     ]
 
 
-Progress = Callable[[int, int], None]  # images done, images in all
-
-_FORMAT = "polymask pixels 1"
-
-
 class Cache:
     """The images of a split as uint8 tensors, with its labels.
 
@@ -128,15 +119,15 @@ class Cache:
     """
 
     def __init__(self, split: Split, shrink: Shrink, held: Sequence[Pixels | None]) -> None:
-        self.split, self.shrink, self._held = split, shrink, held
+        self.split, self.shrink, self.held = split, shrink, held
         self.labels = torch.from_numpy(split.labels.copy())  # int64 (N,)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
     def image(self, index: int) -> Tensor:
         """One image: uint8 (3, H, W). Do not write into it."""
-        pixels = self._held[index]
+        pixels = self.held[index]
         if pixels is None:
             pixels = self.shrink(self.split.image(index, self.shrink.side))
         return torch.from_numpy(pixels).permute(2, 0, 1)
@@ -144,13 +135,7 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of the images that are held."""
-        return sum(pixels.nbytes for pixels in self._held if pixels is not None)
-
-    @staticmethod
-    def joined(*caches: Cache) -> Cache:
-        """Several caches one after another, such as train and val; nothing is copied."""
-        held = [pixels for cache in caches for pixels in cache._held]
-        return Cache(JoinedSplit(*(cache.split for cache in caches)), caches[0].shrink, held)
+        return sum(pixels.nbytes for pixels in self.held if pixels is not None)
 
 
 @dataclass(frozen=True)
@@ -159,12 +144,44 @@ class DomainCache:
 
     train: Cache
     val: Cache
-    test: Cache | None
+    test: Cache | None = None
 
     @property
     def train_val(self) -> Cache:
-        """Train and val together, for a final training."""
-        return Cache.joined(self.train, self.val)
+        """Train and val together, for a final training; nothing is copied."""
+        both = (self.train, self.val)
+        held = [pixels for cache in both for pixels in cache.held]
+        return Cache(JoinedSplit(*(cache.split for cache in both)), self.train.shrink, held)
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
+) -> Generator[Result, None, None]:
+    """Yield work(item) for each item in turn, with at most `ahead` results waiting.
+
+    An exception of `work` is raised where its result would have come. Closing the iterator early
+    drops what has not begun and waits for what has, so no thread is left behind.
+    """
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="polymask-data")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def default_workers() -> int:
+    """One thread for each core, eight at most."""
+    return min(8, os.cpu_count() or 1)
 
 
 def short_side(spec: InputSpec) -> int:
@@ -193,17 +210,9 @@ def cache_domain(
     next run unless an image has changed. Without it they are held in memory: the first `memory`
     bytes of them, or all.
     """
-    splits = data.splits()
-    caches = cache_splits(
-        list(splits.values()),
-        shrink_of(replace(spec, squash=data.squash)),
-        folder=folder,
-        memory=memory,
-        workers=workers,
-        progress=progress,
-    )
-    found = dict(zip(splits, caches, strict=True))
-    return DomainCache(found["train"], found["val"], found.get("test"))
+    splits, shrink = list(data.splits().values()), shrink_of(replace(spec, squash=data.squash))
+    caches = cache_splits(splits, shrink, folder=folder, memory=memory, workers=workers, progress=progress)
+    return DomainCache(*caches)
 
 
 def cache_splits(

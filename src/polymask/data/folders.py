@@ -1,11 +1,10 @@
 """Images in folders: class folders, and the layouts of the two benchmarks.
 
-The ImageNet-to-Sketch benchmark as Piggyback's authors laid it out: ROOT/SET/{train,test}/CLASS.
+ImageNet-to-Sketch is laid out as by Piggyback's authors: ROOT/SET/{train,test}/CLASS. Sets with
+"cropped" in their name hold pictures cut to the object's box; the benchmark resizes those to the
+network's square, and their aspect ratio is lost.
 
-Sets with "cropped" in their name hold pictures cut to the object's box; the benchmark resizes those
-to the network's square without keeping their aspect ratio.
-
-The Visual Decathlon in its official layout: COCO JSON annotations beside the images.
+The Visual Decathlon has its official layout, COCO JSON annotations beside the images:
 
     ROOT/annotations/NAME_{train,val,test,test_stripped}.json
     ROOT/data/NAME/…                    (file names in the JSON are relative to ROOT)
@@ -25,15 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from polymask.data.images import DomainData, Submission, may_mirror, some
-from polymask.data.split import FileSplit, Split, complete
+from polymask.data.images import DomainData, Submission, complete, may_mirror, some
+from polymask.data.split import FileSplit, Split
 from polymask.errors import DataError
 
 SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
 }
-_VAL_NAMES = ("val", "valid", "validation")
 _SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
 
@@ -51,16 +49,15 @@ def load_folder(root: Path, seed: int) -> DomainData:
     Parts that are not there are cut from train (`complete`). Class names are sorted; images may lie
     in subfolders of a class, also behind symbolic links.
     """
-    parts = _parts(root)
-    finds = {part: find_images(folder) for part, folder in parts.items()}
+    finds = {part: find_images(folder) for part, folder in _parts(root).items()}
     classes = tuple(sorted(finds["train"].images))
     _check_classes(classes, finds)
     splits = {part: _split(found, classes) for part, found in finds.items()}
-    splits, notes = complete(splits, seed, str(root))
-    notes += _ignored_note([path for found in finds.values() for path in found.ignored])
-    return DomainData(
-        root.absolute().name, classes, splits["train"], splits["val"], splits.get("test"), notes=tuple(notes)
-    )
+    parts, notes = complete(splits, seed, str(root))
+    ignored = [path for found in finds.values() for path in found.ignored]
+    if ignored:
+        notes.append(f"ignored {len(ignored)} files that are not images, such as {ignored[0]}")
+    return DomainData(root.absolute().name, classes, *parts, notes=tuple(notes))
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -70,17 +67,12 @@ def _parts(root: Path) -> dict[str, Path]:
     if any(root.glob("annotations/*_train.json")):
         raise DataError(f"{root} has the Visual Decathlon's layout; use decathlon:{root}/NAME")
     present = {child.name.lower(): child for child in folders(root)}
-    val = next((present[name] for name in _VAL_NAMES if name in present), None)
-    test = present.get("test")
-    if "train" not in present:
-        if val is not None or test is not None:
-            raise DataError(
-                f"{root} has {(val or test or root).name}/ but no train/; add train/, or rename "
-                "that folder if it is a class"
-            )
-        return {"train": root}
-    found = {"train": present["train"], "val": val, "test": test}
-    return {part: folder for part, folder in found.items() if folder is not None}
+    names = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+    found = {part: present[name] for part, known in names.items() for name in reversed(known) if name in present}
+    if found and "train" not in found:
+        lone = next(iter(found.values())).name
+        raise DataError(f"{root} has {lone}/ but no train/; add train/, or rename that folder if it is a class")
+    return found or {"train": root}
 
 
 def folders(root: Path) -> list[Path]:
@@ -153,15 +145,8 @@ def _check_classes(classes: tuple[str, ...], finds: dict[str, Finds]) -> None:
 
 
 def _split(found: Finds, classes: tuple[str, ...]) -> Split:
-    number = {name: label for label, name in enumerate(classes)}
-    pairs = [(file, number[name]) for name in classes for file in found.images.get(name, ())]
+    pairs = [(file, label) for label, name in enumerate(classes) for file in found.images.get(name, ())]
     return FileSplit([file for file, _ in pairs], [label for _, label in pairs])
-
-
-def _ignored_note(ignored: list[Path]) -> list[str]:
-    if not ignored:
-        return []
-    return [f"ignored {len(ignored)} files that are not images, such as {ignored[0]}"]
 
 
 def load_sketch(place: str, seed: int) -> DomainData:
@@ -188,27 +173,20 @@ def load_decathlon(place: str, seed: int) -> DomainData:
     train = _read(notes, name, "train")
     names = {int(entry["id"]): str(entry["name"]) for entry in train["categories"]}
     categories = sorted(names)
-    splits = {
-        part: _annotated_split(root, _read(notes, name, part), categories, f"{name}_{part}.json")
-        for part in ("train", "val")
-    }
     labelled = (notes / f"{name}_test.json").is_file()
     test_part = "test" if labelled else STRIPPED
     test_json = _read(notes, name, test_part)
     known = categories if labelled else None
     test = _annotated_split(root, test_json, known, f"{name}_{test_part}.json")
+    image_ids = np.array([entry["id"] for entry in test_json["images"]], dtype=np.int64)
     return DomainData(
         name,
         tuple(names[category] for category in categories),
-        splits["train"],
-        splits["val"],
+        _annotated_split(root, train, categories, f"{name}_train.json"),
+        _annotated_split(root, _read(notes, name, "val"), categories, f"{name}_val.json"),
         test if labelled else None,
         mirror=may_mirror(name),
-        submission=Submission(
-            test,
-            np.array([entry["id"] for entry in test_json["images"]], dtype=np.int64),
-            np.array(categories, dtype=np.int64),
-        ),
+        submission=Submission(test, image_ids, np.array(categories, dtype=np.int64)),
         notes=() if labelled else ("the test images have no labels here: predict, do not score",),
     )
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polymask.data.decode import require, require_vision
-from polymask.data.images import DomainData, Part, some, wrap
-from polymask.data.split import Labels, stamp
+from polymask.data.images import DomainData, complete, may_mirror, some
+from polymask.data.split import Labels, Split, WrappedSplit, require, require_vision, stamp
 from polymask.errors import DataError
 from polymask.files import digest
 
@@ -78,18 +76,43 @@ def load_torchvision(name: str, seed: int, root: Path | None, download: bool) ->
     if name not in _LAYOUTS:
         near = difflib.get_close_matches(name, _LAYOUTS, n=3, cutoff=0.4) or list(_LAYOUTS)
         raise DataError(f"torchvision:{name} is not known; try one of {', '.join(near)}")
-    layout, home = _LAYOUTS[name], root or _cache_folder() / name
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "polymask/torchvision"
+    layout, home = _LAYOUTS[name], root or cache / name
     home.mkdir(parents=True, exist_ok=True)
     attempts: list[Arguments] = [{"download": False}, {"download": True}][: 1 + download]
     attempts = attempts if layout.downloads else [{}]
     sets = {role: _open(getattr(datasets, name), home, arguments, attempts) for role, arguments in layout.parts.items()}
-    parts = {
-        role: Part(
-            partial(_image, dataset), _labels(dataset, layout.labels), partial(_fingerprint, f"{name} {role}", home)
-        )
-        for role, dataset in sets.items()
-    }
-    return wrap(name, _class_names(sets["train"], layout.classes), parts, seed)
+    splits = {role: _split(f"{name} {role}", dataset, layout, home) for role, dataset in sets.items()}
+    names = layout.classes if isinstance(layout.classes, tuple) else getattr(sets["train"], layout.classes)
+    # ImageNet's names are tuples of synonyms, and two of its classes share the first one.
+    return _domain(name, [n if isinstance(n, str) else ", ".join(n) for n in names], splits, seed)
+
+
+def _split(title: str, dataset: Any, layout: _Layout, home: Path) -> Split:
+    if layout.labels is None:
+        labels = [dataset[index][1] for index in range(len(dataset))]
+    elif layout.labels == "_samples":
+        labels = [label for _, label in dataset._samples]
+    else:
+        labels = getattr(dataset, layout.labels)
+
+    def fingerprint() -> str:
+        # Every file of the folder counts: only torchvision knows which ones it reads.
+        return digest(title, *(stamp(path) for path in sorted(home.rglob("*")) if path.is_file()))
+
+    return WrappedSplit(title, lambda index: dataset[index][0], np.asarray(labels, dtype=np.int64), fingerprint)
+
+
+def _domain(name: str, classes: Sequence[str], splits: Mapping[str, Split], seed: int) -> DomainData:
+    """A domain of another library's splits; class names that no image has are dropped."""
+    used = np.unique(np.concatenate([split.labels for split in splits.values()]))
+    used = used[(used >= 0) & (used < len(classes))]
+    numbered = {role: split.relabelled(np.searchsorted(used, split.labels)) for role, split in splits.items()}
+    parts, notes = complete(numbered, seed, name)
+    if len(used) < len(classes):
+        notes.append(f"dropped {len(classes) - len(used)} class names that no image has")
+    names = tuple(classes[label] for label in used)
+    return DomainData(name, names, *parts, mirror=may_mirror(name), notes=tuple(notes))
 
 
 def _open(kind: Any, home: Path, arguments: Arguments, attempts: list[Arguments]) -> Any:
@@ -106,35 +129,6 @@ def _open(kind: Any, home: Path, arguments: Arguments, attempts: list[Arguments]
     ) from problem
 
 
-def _labels(dataset: Any, attribute: str | None) -> Labels:
-    if attribute is None:
-        labels = [dataset[index][1] for index in range(len(dataset))]
-    elif attribute == "_samples":
-        labels = [label for _, label in dataset._samples]
-    else:
-        labels = getattr(dataset, attribute)
-    return np.asarray(labels, dtype=np.int64)
-
-
-def _class_names(dataset: Any, classes: str | tuple[str, ...]) -> list[str]:
-    names = getattr(dataset, classes) if isinstance(classes, str) else classes
-    # ImageNet's names are tuples of synonyms, and two of its classes share the first one.
-    return [name if isinstance(name, str) else ", ".join(name) for name in names]
-
-
-def _image(dataset: Any, index: int) -> Any:
-    return dataset[index][0]
-
-
-def _fingerprint(name: str, home: Path) -> str:
-    """Every file of the folder has a say, since only torchvision knows which ones it reads."""
-    return digest(name, *(stamp(path) for path in sorted(home.rglob("*")) if path.is_file()))
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "polymask/torchvision"
-
-
 _ROLES = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
@@ -149,56 +143,39 @@ def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -
     roles = {
         role: next((tables[alias] for alias in aliases if alias in tables), None) for role, aliases in _ROLES.items()
     }
-    if roles["train"] is None:
-        raise DataError(f"hf:{name} has no split train, only {some(list(tables))}; rename one")
     train = roles["train"]
-    image_column = _image_column(name, train)
-    label_column = _label_column(name, train)
-    classes = _names_in(train, label_column)
-    parts = {}
+    if train is None:
+        raise DataError(f"hf:{name} has no split train, only {some(list(tables))}; rename one")
+    kinds = {column: type(feature).__name__ for column, feature in train.features.items()}
+    images, labels = ([c for c, kind in kinds.items() if kind == wanted] for wanted in ("Image", "ClassLabel"))
+    image_column = _the_one(name, "Image", images, "image")
+    usual = [column for column in ("label", "labels", "class") if column in kinds]
+    label_column = _the_one(name, "ClassLabel", labels or usual, "label")
+    numbered = kinds[label_column] == "ClassLabel"
+    values = train.features[label_column].names if numbered else map(str, sorted(train.unique(label_column)))
+    classes, splits, title = list(values), {}, Path(name.partition("#")[0]).stem
     for role, table in roles.items():
-        labels = None if table is None else _labels_in(name, table, label_column, classes)
-        if table is not None and labels is not None:
-            parts[role] = _part(table, image_column, labels)
-    return wrap(Path(name.partition("#")[0]).stem, classes, parts, seed)
+        if table is not None and (found := _labels_in(name, table, label_column, classes)) is not None:
+            splits[role] = _table_split(f"{title} {role}", table, image_column, found)
+    return _domain(title, classes, splits, seed)
 
 
 def _open_set(name: str, root: Path | None, download: bool) -> dict[str, Any]:
     """The splits of a dataset by name; one table alone is train."""
     datasets = require("datasets", "'polymask[hf]'")
     path, _, config = name.partition("#")
-    local = Path(path)
+    local, cache = Path(path), None if root is None else str(root)
     try:
         if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
             found = datasets.load_from_disk(path)
         elif local.suffix == ".parquet" and local.is_file():
-            found = datasets.load_dataset("parquet", data_files=path, cache_dir=_text(root))
+            found = datasets.load_dataset("parquet", data_files=path, cache_dir=cache)
         else:
-            found = datasets.load_dataset(
-                path,
-                config or None,
-                cache_dir=_text(root),
-                download_config=datasets.DownloadConfig(local_files_only=not download),
-            )
+            fetch = datasets.DownloadConfig(local_files_only=not download)
+            found = datasets.load_dataset(path, config or None, cache_dir=cache, download_config=fetch)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"hf:{name} cannot be loaded ({error}); give user/name on the hub, or a local path") from error
     return dict(found) if isinstance(found, dict) else {"train": found}
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
-def _image_column(name: str, table: Any) -> str:
-    kinds = {column: type(feature).__name__ for column, feature in table.features.items()}
-    return _the_one(name, "Image", [c for c, kind in kinds.items() if kind == "Image"], "image")
-
-
-def _label_column(name: str, table: Any) -> str:
-    kinds = {column: type(feature).__name__ for column, feature in table.features.items()}
-    found = [column for column, kind in kinds.items() if kind == "ClassLabel"]
-    found = found or [column for column in ("label", "labels", "class") if column in kinds]
-    return _the_one(name, "ClassLabel", found, "label")
 
 
 def _the_one(name: str, kind: str, found: Sequence[str], usual: str) -> str:
@@ -208,13 +185,6 @@ def _the_one(name: str, kind: str, found: Sequence[str], usual: str) -> str:
         return usual
     many = f"several columns of type {kind} ({', '.join(found)})" if found else f"no {kind} column"
     raise DataError(f"hf:{name} has {many}; leave one, or call the right one {usual!r}")
-
-
-def _names_in(train: Any, column: str) -> list[str]:
-    feature = train.features[column]
-    if type(feature).__name__ == "ClassLabel":
-        return list(feature.names)
-    return [str(value) for value in sorted(train.unique(column))]
 
 
 def _labels_in(name: str, table: Any, column: str, classes: Sequence[str]) -> Labels | None:
@@ -230,7 +200,7 @@ def _labels_in(name: str, table: Any, column: str, classes: Sequence[str]) -> La
     return np.array([number[str(value)] for value in values], dtype=np.int64)
 
 
-def _part(table: Any, column: str, labels: Labels) -> Part:
+def _table_split(title: str, table: Any, column: str, labels: Labels) -> Split:
     datasets = require("datasets", "'polymask[hf]'")
     encoded = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
 
@@ -238,4 +208,4 @@ def _part(table: Any, column: str, labels: Labels) -> Part:
         entry = encoded[index][column]
         return Path(entry["path"]) if entry["bytes"] is None else bytes(entry["bytes"])
 
-    return Part(read, labels, lambda: digest(table._fingerprint, column))
+    return WrappedSplit(title, read, labels, lambda: digest(table._fingerprint, column))

@@ -1,7 +1,6 @@
 """From the name of a source to its images: folders, libraries, and the embedded domains.
 
-Letters drawn in the fonts that ship with matplotlib: 26 classes, test fonts never seen before.
-
+`letters` are drawn in the fonts that ship with matplotlib: 26 classes, test fonts never seen before.
 A class is a letter in either case. The small l is left out: in a sans-serif font it is the capital
 I. Fonts are held out by family, since a bold or slanted cut of a font is nearly the font itself:
 
@@ -12,17 +11,15 @@ I. Fonts are held out by family, since a bold or slanted cut of a font is nearly
 Fonts of symbols are not used. Size, place, slant and the greys of ink and paper vary; they depend
 on the letter, the font and the number of the drawing alone, so the domain is always the same.
 
-Defects of solar cells, from elpv-dataset: 2,624 electroluminescence photos, two classes.
-
-Experts judged each cell functional or defective, and said whether they were sure; the dataset
-gives that as a defect probability of 0 (1,508 cells), 1/3 (295), 2/3 (106) or 1 (715). We take the
-judgement and leave the doubt: below one half is "functional" (68.7 % of the cells), above is
-"defective". All photos are kept: dropping the unsure ones would make the domain easier than the
-work it stands for. Papers differ in how they label the unsure cells, so accuracies here are not to
-be set beside published ones (Deitsch et al., Solar Energy 2019: 88.4 % with a CNN, 75 % for train).
-
-A quarter is test, and 15 % of the rest is val, in proportion to probability and cell type. Cells of
-one module may fall on both sides, since the dataset does not say which module a cell is from.
+`solar-cells` are 2,624 electroluminescence photos of elpv-dataset, in two classes. Experts judged
+each cell functional or defective, and said whether they were sure: a defect probability of 0 (1,508
+cells), 1/3 (295), 2/3 (106) or 1 (715). We take the judgement and leave the doubt: below one half is
+"functional" (68.7 % of the cells), above is "defective". All photos are kept: dropping the unsure
+ones would make the domain easier than the work it stands for. Papers differ in how they label the
+unsure cells, so accuracies here cannot be set beside published ones (Deitsch et al., Solar Energy
+2019: 88.4 % with a CNN, 75 % for train). A quarter is test, and 15 % of the rest is val, in
+proportion to probability and cell type. Cells of one module may fall on both sides, since the
+dataset does not say which module a cell is from.
 """
 
 from __future__ import annotations
@@ -38,21 +35,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polymask.data.decode import require, require_vision
 from polymask.data.folders import folders, load_decathlon, load_folder, load_sketch
-from polymask.data.images import DomainData
+from polymask.data.images import TRAIN_VAL, TRAIN_VAL_TEST, DomainData, limited, stratified
 from polymask.data.libraries import load_hugging_face, load_torchvision
-from polymask.data.split import (
-    TRAIN_VAL,
-    TRAIN_VAL_TEST,
-    ArraySplit,
-    FileSplit,
-    SubsetSplit,
-    WrappedSplit,
-    limited,
-    stamp,
-    stratified,
-)
+from polymask.data.split import ArraySplit, FileSplit, SubsetSplit, WrappedSplit, require, require_vision, stamp
 from polymask.errors import DataError
 from polymask.files import digest
 
@@ -90,9 +76,8 @@ _SIDE, _MARGIN = 64, 4  # a centre crop of 7/8 keeps the whole letter
 
 def load_letters() -> DomainData:
     """Letters, drawn when asked for: 1,872 for train, 416 for val, 936 for test."""
-    splits = {part: _split(part) for part in _FONTS}
-    classes = tuple(string.ascii_uppercase)
-    return DomainData("letters", classes, splits["train"], splits["val"], splits["test"], mirror=False)
+    train, val, test = map(_split, _FONTS)
+    return DomainData("letters", tuple(string.ascii_uppercase), train, val, test, mirror=False)
 
 
 def _split(part: str) -> WrappedSplit:
@@ -133,9 +118,6 @@ def _draw(font: Path, label: int, drawing: int) -> Image:
     return picture
 
 
-_TRAIN_TEST = (0.75, 0.25)
-
-
 def load_solar_cells() -> DomainData:
     """Load the cells, always cut alike. Licence of the photos: CC BY-NC-SA 4.0."""
     spec = importlib.util.find_spec("elpv_dataset")
@@ -148,15 +130,9 @@ def load_solar_cells() -> DomainData:
     whole = FileSplit([folder / row[0] for row in rows], (probability > 0.5).astype(np.int64))
     monocrystalline = np.array([row[2] == "mono" for row in rows])
     strata = np.round(3 * probability).astype(np.int64) * 2 + monocrystalline
-    rest, test = stratified(strata, _TRAIN_TEST, seed=0)
-    train, val = (rest[part] for part in stratified(strata[rest], TRAIN_VAL, seed=0))
-    return DomainData(
-        "solar-cells",
-        ("functional", "defective"),
-        SubsetSplit(whole, train),
-        SubsetSplit(whole, val),
-        SubsetSplit(whole, test),
-    )
+    rest, test = stratified(strata, (0.75, 0.25), seed=0)
+    train, val = (SubsetSplit(whole, rest[part]) for part in stratified(strata[rest], TRAIN_VAL, seed=0))
+    return DomainData("solar-cells", ("functional", "defective"), train, val, SubsetSplit(whole, test))
 
 
 EMBEDDED = {"digits": load_digits, "letters": load_letters, "solar-cells": load_solar_cells}
@@ -210,23 +186,13 @@ def _load(source: str | Path, seed: int, root: Path | None, download: bool) -> D
         return LIBRARIES[kind](rest, seed, root, download)
     if Path(text).exists():
         return load_folder(Path(text), seed)
-    raise DataError(_unknown(text))
-
-
-def _unknown(text: str) -> str:
-    """What was meant, perhaps: an embedded domain, a kind of source, or a folder nearby."""
-    kind, colon, rest = text.partition(":")
-    near = [f"{name}:{rest}" for name in difflib.get_close_matches(kind, _kinds())] if colon else []
+    kinds = [*BENCHMARKS, *LIBRARIES]
+    near = [f"{name}:{rest}" for name in difflib.get_close_matches(kind, kinds)] if colon else []
     near += difflib.get_close_matches(text, EMBEDDED)
     parent = Path(text).parent
     if parent.is_dir():
         names = [child.name for child in folders(parent)]
         near += [str(parent / name) for name in difflib.get_close_matches(Path(text).name, names)]
-    kinds = ", ".join(f"{kind}:…" for kind in _kinds())
-    all_ways = f"give a folder, {kinds}, or {', '.join(EMBEDDED)}"
+    all_ways = f"give a folder, {', '.join(f'{name}:…' for name in kinds)}, or {', '.join(EMBEDDED)}"
     hint = f"did you mean {' or '.join(near)}?" if near else all_ways
-    return f"no data called {text!r}; {hint}"
-
-
-def _kinds() -> list[str]:
-    return [*BENCHMARKS, *LIBRARIES]
+    raise DataError(f"no data called {text!r}; {hint}")

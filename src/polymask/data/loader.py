@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polymask.core.input import InputSpec
-from polymask.data.cache import Cache, cache_domain
-from polymask.data.decode import default_workers, in_order
+from polymask.data.cache import Cache, cache_domain, default_workers, in_order
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.preprocess import Preprocess, eval_transform, train_transform

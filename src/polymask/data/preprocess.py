@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from polymask.core.input import InputSpec
 from polymask.data.cache import Shrink, short_side, shrink_of
-from polymask.data.decode import decode, require_vision
 from polymask.data.images import DomainData
+from polymask.data.split import decode_image, require_vision
 from polymask.errors import DataError
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class RandomResizedCrop(Crop):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     mirror: bool = True
 
-    @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
         top, left, height, width = self.box(image.shape[-2], image.shape[-1], draw)
         piece = image[:, top : top + height, left : left + width]
@@ -101,13 +99,12 @@ class FixedScaleCrop(Crop):
     short: int = 0
     square: bool = False
 
-    def resized(self, image: Tensor) -> Tensor:
-        """The image that a piece is cut out of."""
-        height, width = image.shape[-2:]
-        if self.square:
-            return self.resize(image, self.short, self.short)
+    def resized(self, image: Tensor) -> tuple[Tensor, int, int]:
+        """The image that a square is cut out of, and the lowest and rightmost place of one."""
+        height, width = (1, 1) if self.square else image.shape[-2:]
         smaller = min(height, width)
-        return self.resize(image, self.short * height // smaller, self.short * width // smaller)
+        image = self.resize(image, self.short * height // smaller, self.short * width // smaller)
+        return image, image.shape[-2] - self.side, image.shape[-1] - self.side
 
 
 @final
@@ -117,11 +114,9 @@ class RandomCrop(FixedScaleCrop):
 
     mirror: bool = True
 
-    @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
-        image = self.resized(image)
-        top = int(draw.integers(image.shape[-2] - self.side + 1))
-        left = int(draw.integers(image.shape[-1] - self.side + 1))
+        image, bottom, right = self.resized(image)
+        top, left = int(draw.integers(bottom + 1)), int(draw.integers(right + 1))
         return _maybe_mirror(self.cut(image, top, left), self.mirror, draw)
 
 
@@ -132,7 +127,6 @@ class Whole(Crop):
 
     mirror: bool = False
 
-    @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
         return _maybe_mirror(self.resize(image, self.side, self.side), self.mirror, draw)
 
@@ -142,10 +136,8 @@ class Whole(Crop):
 class CentreCrop(FixedScaleCrop):
     """The centre of the image."""
 
-    @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
-        image = self.resized(image)
-        bottom, right = image.shape[-2] - self.side, image.shape[-1] - self.side
+        image, bottom, right = self.resized(image)
         return self.cut(image, round(bottom / 2), round(right / 2))
 
 
@@ -156,10 +148,8 @@ class ManyCrops(FixedScaleCrop):
 
     mirror: bool = False
 
-    @override
     def __call__(self, image: Tensor, draw: Draw) -> Tensor:
-        image = self.resized(image)
-        bottom, right = image.shape[-2] - self.side, image.shape[-1] - self.side
+        image, bottom, right = self.resized(image)
         centre = round(bottom / 2), round(right / 2)
         places = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
         images = [image, image.flip(-1)] if self.mirror else [image]
@@ -188,7 +178,7 @@ class Preprocess:
 
     def read(self, file: Path | bytes) -> Tensor:
         """The crop of an image file, given by path or as its bytes."""
-        return self.piece(decode(file, "the image" if isinstance(file, bytes) else str(file), self.shrink.side))
+        return self.piece(decode_image(file, "the image" if isinstance(file, bytes) else str(file), self.shrink.side))
 
     def piece(self, image: Image) -> Tensor:
         """The crop of one RGB image, uint8 (3, side, side), where it draws nothing: not in training."""

@@ -1,24 +1,128 @@
-"""One split of a domain: images with labels, in a fixed order; and seeded splits that keep the classes' proportions."""
+"""Images with labels, in a fixed order, each decoded to 8-bit RGB, upright and over white, when it is asked for.
+
+What Pillow opens in another form is brought to RGB like this:
+
+* wrong way up: turned as its EXIF orientation says;
+* animated: its first frame;
+* CMYK, YCbCr, grey, palette, black and white: converted; colour profiles are not applied;
+* 16-bit grey: the whole range scaled to 8 bits, v / 257, never clipped;
+* floating point: scaled from [0, 1]; any other range is an error, since its white is unknown;
+* transparent: laid over white.
+"""
 
 from __future__ import annotations
 
+import importlib
+import io
+import struct
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from polymask.data.decode import DAMAGED, decode, require_vision, to_rgb
 from polymask.errors import DataError
 from polymask.files import digest
+from polymask.nets.torchvision_guard import import_torchvision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Labels = NDArray[np.int64]  # (N,), positions in the domain's class names; -1 is unlabelled
+
+
+def require(module: str, remedy: str) -> Any:
+    """Import `module`, or say which `pip install` brings it."""
+    try:
+        if module.partition(".")[0] == "torchvision":
+            import_torchvision()
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(f"{module} cannot be imported ({error}); pip install {remedy}") from error
+
+
+def require_vision(module: str) -> Any:
+    """Import `module` of pillow or torchvision."""
+    return require(module, "'polymask[vision]'")
+
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+# What Pillow's decoders raise on damaged files; OSError covers its own errors.
+_PYTHONS = (OSError, SyntaxError, ValueError, RuntimeError, EOFError, IndexError, OverflowError)
+DAMAGED = (*_PYTHONS, struct.error, zlib.error)
+
+
+def decode_image(file: Path | bytes, origin: str, side: int | None = None) -> Image:
+    """Read an image.
+
+    `origin` names it in errors. `side` says that no more than this shorter side is needed: a JPEG
+    may then be decoded at a half, a quarter or an eighth, though never below twice `side`.
+    """
+    pil = require_vision("PIL.Image")
+    try:
+        with pil.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+            if side is not None:
+                image.draft(None, (2 * side, 2 * side))
+            return to_rgb(image, origin)
+    except DataError:
+        raise
+    except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
+        raise DataError(f"{origin}: {error}; make the image smaller or remove it") from error
+    except FileNotFoundError as error:
+        raise DataError(f"{origin}: the file is missing; restore it or remove its entry") from error
+    except pil.UnidentifiedImageError as error:
+        raise DataError(f"{origin}: not an image that Pillow can read; remove it") from error
+    except DAMAGED as error:
+        raise DataError(f"{origin}: damaged ({error}); restore or remove it") from error
+
+
+def to_rgb(image: Image, origin: str) -> Image:
+    """Bring an opened image to 8-bit RGB, upright, over white."""
+    pil = require_vision("PIL.Image")
+    image = _upright(image)
+    if image.mode in _SIXTEEN_BIT or image.mode == "F":
+        image = pil.fromarray(_eight_bits(np.asarray(image), image.mode, origin))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = pil.alpha_composite(pil.new("RGBA", image.size, "white"), image)
+    rgb: Image = image.convert("RGB")
+    return rgb
+
+
+def _upright(image: Image) -> Image:
+    """Turn or mirror as EXIF says; a file whose EXIF cannot be read is taken as upright."""
+    turns = require_vision("PIL.Image").Transpose
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except DAMAGED:
+        return image
+    turn = {
+        2: turns.FLIP_LEFT_RIGHT,
+        3: turns.ROTATE_180,
+        4: turns.FLIP_TOP_BOTTOM,
+        5: turns.TRANSPOSE,
+        6: turns.ROTATE_270,
+        7: turns.TRANSVERSE,
+        8: turns.ROTATE_90,
+    }.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def _eight_bits(values: np.ndarray, mode: str, origin: str) -> np.ndarray:
+    top = 1.0 if mode == "F" else 65535.0
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= top):  # written so that NaN fails too
+        raise DataError(
+            f"{origin}: values from {low:g} to {high:g} in mode {mode}, where 0 to {top:g} is "
+            "expected; save it as an 8-bit or 16-bit image"
+        )
+    return np.round(values.astype(np.float64) * (255 / top)).astype(np.uint8)
 
 
 class Split(ABC):
@@ -45,6 +149,12 @@ class Split(ABC):
     def fingerprint(self) -> str:
         """A hash that changes whenever the images or their order may have changed."""
 
+    def relabelled(self, labels: Sequence[int] | Labels) -> Self:
+        """The same images with other labels."""
+        other = copy(self)
+        other.labels = np.asarray(labels, dtype=np.int64).reshape(-1)
+        return other
+
 
 @final
 class FileSplit(Split):
@@ -54,42 +164,16 @@ class FileSplit(Split):
         super().__init__(labels)
         self.files = tuple(files)
 
-    @override
     def image(self, index: int, side: int | None = None) -> Image:
-        return decode(self.files[index], self.origin(index), side)
+        return decode_image(self.files[index], self.origin(index), side)
 
-    @override
     def origin(self, index: int) -> str:
         return str(self.files[index])
 
-    @override
     def fingerprint(self) -> str:
         return digest(*(stamp(file) for file in self.files))
 
 
-@final
-class ArraySplit(Split):
-    """Images in one uint8 array (N, H, W) or (N, H, W, 3)."""
-
-    def __init__(self, name: str, images: NDArray[np.uint8], labels: Sequence[int] | Labels) -> None:
-        super().__init__(labels)
-        self.name, self.images = name, images
-
-    @override
-    def image(self, index: int, side: int | None = None) -> Image:
-        rgb: Image = require_vision("PIL.Image").fromarray(self.images[index]).convert("RGB")
-        return rgb
-
-    @override
-    def origin(self, index: int) -> str:
-        return f"{self.name} #{index}"
-
-    @override
-    def fingerprint(self) -> str:
-        return digest(str(self.images.shape), self.images.tobytes())
-
-
-@final
 class WrappedSplit(Split):
     """Images of another library's dataset, read one at a time by `read(index)`.
 
@@ -103,25 +187,34 @@ class WrappedSplit(Split):
         super().__init__(labels)
         self.name, self._read, self._fingerprint = name, read, fingerprint
 
-    @override
     def image(self, index: int, side: int | None = None) -> Image:
         try:
             content = self._read(index)
         except DAMAGED as error:
             raise DataError(f"{self.origin(index)}: damaged ({error}); restore it") from error
         if isinstance(content, bytes):
-            return decode(content, self.origin(index), side)
+            return decode_image(content, self.origin(index), side)
         if isinstance(content, Path):
-            return decode(content, str(content), side)
+            return decode_image(content, str(content), side)
         return to_rgb(content, self.origin(index))
 
-    @override
     def origin(self, index: int) -> str:
         return f"{self.name} #{index}"
 
-    @override
     def fingerprint(self) -> str:
         return self._fingerprint()
+
+
+@final
+class ArraySplit(WrappedSplit):
+    """Images in one uint8 array (N, H, W) or (N, H, W, 3)."""
+
+    def __init__(self, name: str, images: NDArray[np.uint8], labels: Sequence[int] | Labels) -> None:
+        def read(index: int) -> Image:
+            image: Image = require_vision("PIL.Image").fromarray(images[index])
+            return image
+
+        super().__init__(name, read, labels, lambda: digest(str(images.shape), images.tobytes()))
 
 
 @final
@@ -132,38 +225,14 @@ class SubsetSplit(Split):
         super().__init__(whole.labels[indices])
         self.whole, self.indices = whole, indices
 
-    @override
     def image(self, index: int, side: int | None = None) -> Image:
         return self.whole.image(int(self.indices[index]), side)
 
-    @override
     def origin(self, index: int) -> str:
         return self.whole.origin(int(self.indices[index]))
 
-    @override
     def fingerprint(self) -> str:
         return digest(self.whole.fingerprint(), self.indices.tobytes())
-
-
-@final
-class RelabelledSplit(Split):
-    """The images of another split, with labels from elsewhere."""
-
-    def __init__(self, whole: Split, labels: Sequence[int] | Labels) -> None:
-        super().__init__(labels)
-        self.whole = whole
-
-    @override
-    def image(self, index: int, side: int | None = None) -> Image:
-        return self.whole.image(index, side)
-
-    @override
-    def origin(self, index: int) -> str:
-        return self.whole.origin(index)
-
-    @override
-    def fingerprint(self) -> str:
-        return self.whole.fingerprint()
 
 
 @final
@@ -179,17 +248,14 @@ class JoinedSplit(Split):
         part = int(np.searchsorted(self._ends, index, side="right"))
         return self.parts[part], index - int(self._ends[part]) + len(self.parts[part])
 
-    @override
     def image(self, index: int, side: int | None = None) -> Image:
         part, place = self._locate(index)
         return part.image(place, side)
 
-    @override
     def origin(self, index: int) -> str:
         part, place = self._locate(index)
         return part.origin(place)
 
-    @override
     def fingerprint(self) -> str:
         return digest(*(part.fingerprint() for part in self.parts))
 
@@ -201,81 +267,3 @@ def stamp(file: Path) -> str:
     except OSError:
         return f"{file.absolute()} missing"
     return f"{file.absolute()} {status.st_size} {status.st_mtime_ns}"
-
-
-TRAIN_VAL_TEST = (0.70, 0.15, 0.15)
-TRAIN_VAL = (0.85, 0.15)
-
-
-def stratified(labels: Labels, shares: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
-    """Deal the indices of `labels` into parts, class by class.
-
-    A part with share f gets floor(f n) or ceil(f n) of a class's n images, and the first part at
-    least one. Each class is dealt by its own random numbers, so that adding a class leaves the
-    others where they were. Indices are sorted within a part.
-    """
-    dealt: list[list[NDArray[np.int64]]] = [[] for _ in shares]
-    for label in np.unique(labels):
-        draw = np.random.default_rng([seed, int(label) + 1])
-        members = draw.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(_quotas(len(members), shares, draw))
-        for part, piece in zip(dealt, np.split(members, ends[:-1]), strict=True):
-            part.append(piece)
-    return [np.sort(np.concatenate(part)) for part in dealt]
-
-
-def _quotas(count: int, shares: Sequence[float], draw: np.random.Generator) -> NDArray[np.int64]:
-    """Whole numbers that add up to `count`, by largest remainder, ties by lot."""
-    exact = np.asarray(shares) * count
-    quotas = np.floor(exact + 1e-9).astype(np.int64)
-    remainders = np.round(exact - quotas, 9)
-    order = np.lexsort((draw.random(len(shares)), -remainders))
-    quotas[order[: count - int(quotas.sum())]] += 1
-    return quotas
-
-
-def cut(split: Split, shares: Sequence[float], seed: int, name: str) -> list[Split]:
-    """Cut a split into stratified parts, none of them empty."""
-    parts: list[Split] = [SubsetSplit(split, indices) for indices in stratified(split.labels, shares, seed)]
-    if not all(len(part) for part in parts):
-        raise DataError(
-            f"{name}: {len(split)} images in {len(np.unique(split.labels))} classes are too few to "
-            f"cut into {len(parts)} parts; give at least 4 images of each class"
-        )
-    return parts
-
-
-def complete(parts: dict[str, Split], seed: int, name: str) -> tuple[dict[str, Split], list[str]]:
-    """Cut the parts that a source lacks out of its train, and say so.
-
-    Train alone is cut 70 / 15 / 15; train with test gives 15 % of itself to val; train with val
-    has no test.
-    """
-    if "val" in parts:
-        return parts, []
-    if "test" in parts:
-        train, val = cut(parts["train"], TRAIN_VAL, seed, name)
-        note = f"val is 15 % of each class of train (seed {seed})"
-        return {"train": train, "val": val, "test": parts["test"]}, [note]
-    train, val, test = cut(parts["train"], TRAIN_VAL_TEST, seed, name)
-    note = f"cut into train, val and test by 70, 15 and 15 % of each class (seed {seed})"
-    return {"train": train, "val": val, "test": test}, [note]
-
-
-def limited(split: Split, limit: int, seed: int, name: str) -> Split:
-    """At most `limit` images, in proportion to the classes and at least one of each.
-
-    A larger limit keeps the images of a smaller one.
-    """
-    if limit >= len(split):
-        return split
-    classes = len(np.unique(split.labels))
-    if limit < classes:
-        raise DataError(f"{name}: limit {limit} is below its {classes} classes; raise the limit")
-    ranks = np.empty(len(split), dtype=np.float64)  # any prefix in this order is stratified
-    for label in np.unique(split.labels):
-        draw = np.random.default_rng([seed, int(label) + 1])
-        members = draw.permutation(np.flatnonzero(split.labels == label))
-        ranks[members] = (np.arange(len(members)) + 0.5) / len(members)
-        ranks[members[0]] = 0
-    return SubsetSplit(split, np.sort(np.argsort(ranks, kind="stable")[:limit]))

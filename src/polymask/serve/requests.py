@@ -17,8 +17,8 @@ from starlette.requests import Request
 from torch import Tensor
 
 from polymask.core.input import InputSpec
-from polymask.data.decode import DAMAGED, require_vision, to_rgb
 from polymask.data.preprocess import Preprocess
+from polymask.data.split import DAMAGED, require_vision, to_rgb
 from polymask.errors import DataError
 from polymask.serve.security import read
 from polymask.serve.settings import Refusal, Settings
