@@ -172,7 +172,7 @@ def test_outputs_in_another_order_are_brought_into_the_datas(base, state, data, 
 def test_a_wrong_number_of_classes_is_refused(base, state, data):
     with pytest.raises(ConvertError, match="has 3 classes, but 2 are named"):
         convert(base, state, classes=["a", "b"])
-    train = ArraySplit("trees", data.train.images, [3, 3, *data.train.labels[2:]])
+    train = data.train.relabelled([3, 3, *data.train.labels[2:]])
     four = dataclasses.replace(data, classes=(*NAMES, "dogwood"), train=train)
     with pytest.raises(ConvertError, match="has 3 classes, trees has 4"):
         convert(base, state, data=four)

@@ -1,4 +1,4 @@
-"""From a network that somebody fine-tuned long ago to a one-bit domain.
+"""From a network that was fine-tuned elsewhere to a one-bit domain.
 
     Δ = W' - W,        W~ = W + α (2M - 1),        M = 1[Δ > 0],        α = mean |Δ|
 
@@ -36,7 +36,7 @@ from polymask.data.load import load_data
 from polymask.methods.bitdelta import nearest
 from polymask.train.fit import Listener
 from polymask.train.learn import Loaders, make_loaders
-from polymask.train.predict import Batches, likeness_note
+from polymask.train.predict import likeness_note
 from polymask.train.recipe import Recipe, get_recipe
 
 Statistics = Literal["auto", "checkpoint", "images"]
@@ -100,9 +100,10 @@ def convert(
     val_accuracy = unrefined = outputs = None
     if data is not None:
         loaders = loaders or make_loaders(data, base.input, recipe, seed=seed)
-        teacher, (split, held_out) = tuned.network(base), _held_out(loaders)
-        measure = _Measure(base, teacher, held_out, split, labelled)
-        unrefined = measure(domain)
+        teacher = tuned.network(base)
+        parts = {"test": loaders.test, "val": loaders.val, "train": loaders.train}
+        split, held_out = next((name, batches) for name, batches in parts.items() if batches is not None)
+        unrefined = output_distance(base, domain, teacher, held_out, split, labelled=labelled)
         domain, whose = _with_statistics(base, domain, teacher, loaders, statistics)
         about |= {"data": data.name, "statistics": whose, "scale_steps": steps, "scale_rate": rate}
         about |= likeness_note(base, data.train)
@@ -115,7 +116,7 @@ def convert(
             start = started_at(base, domain, tuned, recipe)
             domain, val_accuracy = train_on(base, start, loaders, recipe, seed=seed, listener=listener)
             about |= recipe.to_json()
-        outputs = measure(domain)
+        outputs = output_distance(base, domain, teacher, held_out, split, labelled=labelled)
 
     with torch.no_grad():
         weights = domain.weights(base)
@@ -142,8 +143,7 @@ def recipe_at(base: Base, recipe: str | Recipe, side: int | None) -> Recipe:
 def one_bit_domain(base: Base, tuned: Finetuned, classes: Sequence[str]) -> Domain:
     """The nearest `bitdelta` domain in its stored form; norms, biases and head are copies."""
     domain = skeleton(base, create_method("bitdelta"), classes)
-    stored: dict[str, Stored] = {"head/weight": tuned.weight.clone()}
-    stored["head/bias"] = tuned.bias.clone()
+    stored: dict[str, Stored] = {"head/weight": tuned.weight.clone(), "head/bias": tuned.bias.clone()}
     for name, _ in domain.named_transforms():
         mask, alpha = nearest(tuned.delta(base, name))
         stored |= {f"transform/{name}/mask": Bits.of(mask), f"transform/{name}/alpha": alpha}
@@ -199,25 +199,6 @@ def name_outputs(
     return tuned, list(data.classes), True, [note]
 
 
-@dataclass(frozen=True)
-class _Measure:
-    base: Base
-    teacher: nn.Module
-    batches: Batches
-    split: str
-    labelled: bool
-
-    def __call__(self, domain: Domain) -> OutputDistance:
-        net = domain.merged(self.base)
-        return output_distance(self.base, net, self.teacher, self.batches, self.split, labelled=self.labelled)
-
-
-def _held_out(loaders: Loaders) -> tuple[str, Batches]:
-    """Images that nothing is learned from, as far as there are some."""
-    found = {"test": loaders.test, "val": loaders.val, "train": loaders.train}
-    return next((name, batches) for name, batches in found.items() if batches is not None)
-
-
 def _with_statistics(
     base: Base, domain: Domain, teacher: nn.Module, loaders: Loaders, wanted: Statistics
 ) -> tuple[Domain, str]:
@@ -235,28 +216,18 @@ def _with_statistics(
     if wanted == "images":
         return again, "images"
     val = loaders.train if loaders.val is None else loaders.val
-    measure = _Measure(base, teacher, val, "val", False)
-    if measure(again).relative < measure(domain).relative:
-        return again, "images"
-    return domain, "checkpoint"
+    new, old = (output_distance(base, d, teacher, val, "val", labelled=False).relative for d in (again, domain))
+    return (again, "images") if new < old else (domain, "checkpoint")
 
 
 def _metrics(
     base: Base, domain: Domain, weights: WeightDistance, outputs: OutputDistance | None, val_accuracy: float | None
 ) -> dict[str, Any]:
     """What a pack says of itself; accuracies in percent."""
-    metrics: dict[str, Any] = {
-        "val_accuracy": val_accuracy,
-        "test_accuracy": None,
-        "bits_per_weight": bits_per_weight(base, domain),
-        "weight_error": weights.error,
-    }
+    tested = outputs.pack_accuracy if outputs is not None and outputs.split == "test" else None
+    metrics: dict[str, Any] = {"val_accuracy": val_accuracy, "test_accuracy": tested}
+    metrics |= {"bits_per_weight": bits_per_weight(base, domain), "weight_error": weights.error}
     if outputs is None:
         return metrics
-    if outputs.split == "test":
-        metrics["test_accuracy"] = outputs.pack_accuracy
-    return metrics | {
-        "checkpoint_accuracy": outputs.checkpoint_accuracy,
-        "logit_error": outputs.relative,
-        "agreement": outputs.agreement,
-    }
+    metrics["checkpoint_accuracy"] = outputs.checkpoint_accuracy
+    return metrics | {"logit_error": outputs.relative, "agreement": outputs.agreement}

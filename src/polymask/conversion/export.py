@@ -24,6 +24,7 @@ from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.merge import check_mergeable
 from polymask.core.network import tensor_of
+from polymask.data.cache import short_side
 from polymask.errors import ExportError
 from polymask.files import write_atomically
 
@@ -36,8 +37,6 @@ NOTES = "polymask.json"  # the description among a torch.export archive's extra 
 TOLERANCE = 1e-4
 _BATCH = 16  # images that are checked at once
 _ONNX_LIMIT = 2 << 30  # bytes of one protobuf message
-
-Run = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -93,17 +92,14 @@ def export_domain(
         if not isinstance(net(scale(pixels[:1])), Tensor):
             net = OneTensor(net)
         try:
-            wanted = torch.cat([net(scale(some)) for some in _batches(pixels)])
+            wanted = torch.cat([net(scale(some)) for some in torch.split(pixels, _BATCH)])
         except TypeError as error:
             raise ExportError(f"{path} is not written: {error}") from error
         exported = nn.Sequential(scale, net) if with_normalisation else net
         fed = pixels if with_normalisation else scale(pixels)
         program = _trace(exported.eval(), fed)
     description = describe(domain, fed.dtype, wanted)
-    if format == "onnx":
-        data, opset = _onnx_bytes(program, description)
-    else:
-        data, opset = _archive_bytes(program, description), None
+    data, opset = (_onnx_bytes if format == "onnx" else _archive_bytes)(program, description)
     difference = _difference(format, data, fed, wanted) if check else None
     if difference is not None and not difference <= TOLERANCE:  # written so that NaN fails too
         raise ExportError(
@@ -112,12 +108,11 @@ def export_domain(
             "of `polymask --version --verbose`"
         )
     write_atomically(path, data)
-    checked = len(fed) if check else 0
-    return Exported(str(path), format, len(data), opset, checked, difference, description)
+    return Exported(str(path), format, len(data), opset, len(fed) if check else 0, difference, description)
 
 
 class OneTensor(nn.Module):
-    """A network that gives one tensor, out of whatever object it gave it in."""
+    """A network that gives the one tensor of the object that it gave."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -149,8 +144,6 @@ class Normalisation(nn.Module):
 
 def describe(domain: Domain, input_type: torch.dtype, output: Tensor) -> dict[str, Any]:
     """What the user of an exported file must know: a JSON object."""
-    from polymask.data.cache import short_side
-
     spec = domain.input
     fed = {
         "name": "images",
@@ -219,10 +212,6 @@ def _made_images(spec: InputSpec) -> Tensor:
     return (255 * made).round().to(torch.uint8)
 
 
-def _batches(images: Tensor) -> list[Tensor]:
-    return [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]
-
-
 def _trace(net: nn.Module, images: Tensor) -> "ExportedProgram":
     """The network as a program for batches of any size."""
     from torch.export import Dim, export
@@ -269,17 +258,17 @@ def _onnx_bytes(program: "ExportedProgram", description: dict[str, Any]) -> tupl
     return made.model_proto.SerializeToString(), model.opset_imports[""]
 
 
-def _archive_bytes(program: "ExportedProgram", description: dict[str, Any]) -> bytes:
+def _archive_bytes(program: "ExportedProgram", description: dict[str, Any]) -> tuple[bytes, None]:
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={NOTES: json.dumps(description)})
-    return file.getvalue()
+    return file.getvalue(), None
 
 
 def _difference(format: str, data: bytes, images: Tensor, wanted: Tensor) -> float:
     """The largest difference between what exported bytes and PyTorch say, over the scale."""
-    run = _onnx_runner(data) if format == "onnx" else _archive_runner(data)
+    run = _onnx_runner(data) if format == "onnx" else torch.export.load(io.BytesIO(data)).module()
     with torch.no_grad():
-        together = torch.cat([run(some) for some in _batches(images)])
+        together = torch.cat([run(some) for some in torch.split(images, _BATCH)])
         alone = run(images[-1:])
     if together.shape != wanted.shape or alone.shape != wanted[-1:].shape:
         return float("inf")
@@ -287,13 +276,8 @@ def _difference(format: str, data: bytes, images: Tensor, wanted: Tensor) -> flo
     return (worst / wanted.abs().max().clamp(min=1)).item()
 
 
-def _onnx_runner(data: bytes) -> Run:
+def _onnx_runner(data: bytes) -> Callable[[Tensor], Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
-
-
-def _archive_runner(data: bytes) -> Run:
-    net: Run = torch.export.load(io.BytesIO(data)).module()
-    return net

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polymask.core.base import Base
+from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
 from polymask.core.norms import COUNTER
 from polymask.errors import PolymaskError
@@ -51,7 +52,7 @@ class Finetuned:
                 f"base {base.name} has no linear classifier, so {source} gives no classes; load "
                 "the base with classifier=NAME of the last linear layer"
             )
-        return cls(source, *_Fit(base, state, source).taken())
+        return cls(source, *_fitted(base, state, source))
 
     @property
     def classes(self) -> int:
@@ -81,62 +82,47 @@ class Finetuned:
         return net.eval()
 
 
-class _Fit:
-    """A state dict against a base: what is taken, and what does not fit."""
+def _fitted(base: Base, state: Mapping[str, Any], source: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The tensors by the base's names, the classifier's weight and its bias; raises where anything is wrong."""
+    head = base.head
+    assert isinstance(head, nn.Linear)
+    weight, bias = f"{base.classifier}.weight", f"{base.classifier}.bias"
+    own = {n: t for n, t in base.net.state_dict(keep_vars=True).items() if not n.endswith(COUNTER)}
+    named = _plain_names(_unnested(state), {*own, weight, bias})
+    given = {name: value for name, value in named.items() if not name.endswith(COUNTER)}
 
-    def __init__(self, base: Base, state: Mapping[str, Any], source: str) -> None:
-        self.base, self.source = base, source
-        own = base.net.state_dict(keep_vars=True)
-        self.own = {name: t for name, t in own.items() if not name.endswith(COUNTER)}
-        self.weight, self.bias = f"{base.classifier}.weight", f"{base.classifier}.bias"
-        named = _plain_names(_unnested(state), {*self.own, self.weight, self.bias})
-        self.state = {name: v for name, v in named.items() if not name.endswith(COUNTER)}
-
-    def taken(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The tensors, the classifier's weight and its bias; raises where anything is wrong."""
-        first: dict[int, str] = {}  # tied tensors have several names, and may come under any
-        aliases = {name: first.setdefault(id(t), name) for name, t in self.own.items()}
-        given = {aliases[name]: name for name in aliases if name in self.state}
-        missing = [name for name in first.values() if name not in given]
-        if self.weight not in self.state:
-            missing.append(self.weight)
-        known = {*self.own, self.weight, self.bias}
-        found = {name: value for name, value in self.state.items() if name in known}
-        self._complain(
-            ("it lacks", missing),
-            ("it has unknown", [name for name in self.state if name not in known]),
-            ("of another shape are", self._misshapen(found)),
-            ("of values that are not finite are", [n for n, v in found.items() if _broken(v)]),
+    first: dict[int, str] = {}  # tied tensors have several names, and may come under any
+    aliases = {name: first.setdefault(id(tensor), name) for name, tensor in own.items()}
+    places = {aliases[name]: name for name in aliases if name in given}
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    classes = tuple(getattr(given.get(weight), "shape", (None,))[:1])
+    shapes |= {weight: (*classes, base.feature_dim), bias: classes}
+    known = {name: value for name, value in given.items() if name in shapes}
+    problems = {
+        "it lacks": [name for name in (*first.values(), weight) if name not in places and name not in given],
+        "it has unknown": [name for name in given if name not in shapes],
+        "of another shape are": [
+            f"{name} ({_shape(value)}, not {shapes[name]})"
+            for name, value in known.items()
+            if _shape(value) != str(shapes[name])
+        ],
+        "of values that are not finite are": [
+            name for name, value in known.items() if isinstance(value, Tensor) and not torch.isfinite(value).all()
+        ],
+    }
+    texts = []
+    for what, names in problems.items():
+        if names:
+            more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+            texts.append(f"{what} {', '.join(names[:_MOST])}{more}")
+    if texts:
+        raise ConvertError(
+            f"{source} does not fit base {base.name}: {'; '.join(texts)}; give the base that it "
+            "was fine-tuned from, and a state dict with that base's names"
         )
-        tensors = {name: found[place].to(self.own[name]) for name, place in given.items()}
-        head = self.base.head
-        assert isinstance(head, nn.Linear)
-        weight = found[self.weight].to(head.weight)
-        bias = found.get(self.bias, torch.zeros(len(weight))).to(head.weight)
-        return tensors, weight, bias
-
-    def _misshapen(self, found: Mapping[str, Any]) -> list[str]:
-        classes = getattr(found.get(self.weight), "shape", (None,))[:1]
-        wanted = {name: tuple(t.shape) for name, t in self.own.items()}
-        wanted[self.weight] = (*classes, self.base.feature_dim)
-        wanted[self.bias] = tuple(classes)
-        return [
-            f"{name} ({_shape(value)}, not {wanted[name]})"
-            for name, value in found.items()
-            if not isinstance(value, Tensor) or tuple(value.shape) != wanted[name]
-        ]
-
-    def _complain(self, *problems: tuple[str, list[str]]) -> None:
-        texts = []
-        for what, names in problems:
-            if names:
-                more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-                texts.append(f"{what} {', '.join(names[:_MOST])}{more}")
-        if texts:
-            raise ConvertError(
-                f"{self.source} does not fit base {self.base.name}: {'; '.join(texts)}; give the "
-                "base that it was fine-tuned from, and a state dict with that base's names"
-            )
+    tensors = {name: known[place].to(own[name]) for name, place in places.items()}
+    rows = known[weight].to(head.weight)
+    return tensors, rows, known.get(bias, torch.zeros(len(rows))).to(head.weight)
 
 
 def _unnested(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -153,10 +139,6 @@ def _plain_names(state: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     prefixes = ("".join(words) for depth in range(3) for words in product(_PREFIXES, repeat=depth))
     best = max(prefixes, key=lambda p: sum(name.removeprefix(p) in known for name in named))
     return {name.removeprefix(best): value for name, value in named.items()}
-
-
-def _broken(value: Any) -> bool:
-    return isinstance(value, Tensor) and not bool(torch.isfinite(value).all())
 
 
 def _shape(value: Any) -> str:
@@ -207,9 +189,10 @@ def weight_distance(base: Base, weights: Mapping[str, Tensor], tuned: Finetuned)
 
 @torch.no_grad()
 def output_distance(
-    base: Base, net: nn.Module, teacher: nn.Module, batches: Batches, split: str, *, labelled: bool
+    base: Base, domain: Domain, teacher: nn.Module, batches: Batches, split: str, *, labelled: bool
 ) -> OutputDistance:
-    """The distance of a merged domain's logits from the fine-tuned network's, both of a base."""
+    """The distance of a domain's logits from those of the fine-tuned network, on the images of a split."""
+    net = domain.merged(base)
     ours, theirs, labels = [], [], []
     for images, truth in batches.batches():
         images = base.placed(images)

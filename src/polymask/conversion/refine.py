@@ -1,6 +1,6 @@
 """A one-bit domain, made better: its scales by what its teacher says, or affine masks that go on from it.
 
-The scales of a one-bit domain, refined until it says what its teacher says.
+Refining the scales of a one-bit domain:
 
     min over θ of  mean (z~ - z')²,        W~ = W + e^θ α (2M - 1), one θ a site
 
@@ -8,7 +8,7 @@ z' are the teacher's logits, z~ the domain's; masks, norms, biases and head stay
 differs by orders of magnitude between sites, and a step of θ is a step of α in proportion: one rate
 serves all of them, α keeps its sign, and a site that was not changed (α = 0) stays so.
 
-Affine masks that go on learning from where a one-bit domain stands.
+Affine masks that go on learning from where a one-bit domain stands:
 
     k0 = 1,  k1 = -α,  k2 = 2α,  k3 = 0,        R = ±r max(1, 40 |Δ| / mean |Δ|),  + where M = 1
 
@@ -20,14 +20,13 @@ the signs would be lost before the gradients mean anything.
 """
 
 import math
-from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from polymask.conversion.finetuned import Finetuned
 from polymask.core.base import Base
@@ -68,7 +67,9 @@ def refine_scales(
     optimiser = torch.optim.Adam([theta], rate)
     listener.begin(replace(recipe, epochs=1), steps, 0)
     try:
-        with closing(_images(train, base, recipe)) as images:
+        epochs = (train.batches(epoch) for epoch in count())
+        placed_images = (placed(*batch, base, recipe)[0] for batches in epochs for batch in batches)
+        with closing(placed_images) as images:
             for step, batch in enumerate(islice(images, steps)):
                 optimiser.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
                 weights = fixed | {
@@ -92,13 +93,6 @@ def refine_scales(
     with torch.no_grad():
         for transform, factor in zip(bits.values(), theta.exp(), strict=True):
             transform.alpha.mul_(factor)
-
-
-def _images(train: Batches, base: Base, recipe: Recipe) -> Generator[Tensor, None, None]:
-    """Batches of images, epoch after epoch."""
-    for epoch in count():
-        for images, labels in train.batches(epoch):
-            yield placed(images, labels, base, recipe)[0]
 
 
 STEPS_TO_FLIP = 40  # of a weight of mean change
