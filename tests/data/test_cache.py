@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polymask.core.input import InputSpec
-from polymask.data.cache import Cache, Shrink, cache_domain, cache_splits
+from polymask.data.cache import Cache, cache_domain, cache_splits
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
-from polymask.data.split import ArraySplit, FileSplit
+from polymask.data.split import ArraySplit, FileSplit, Shrink
 from polymask.errors import DataError
 
 SPEC = InputSpec((3, 14, 14))  # shorter side 16

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polymask.core.input import InputSpec
-from polymask.data.cache import Cache, Shrink, cache_splits
+from polymask.data.cache import Cache, cache_splits
 from polymask.data.images import DomainData
 from polymask.data.loader import Loader, measure_speed
 from polymask.data.preprocess import eval_transform, train_transform
-from polymask.data.split import ArraySplit
+from polymask.data.split import ArraySplit, Shrink
 from polymask.errors import DataError
 
 SPEC = InputSpec((3, 8, 8))

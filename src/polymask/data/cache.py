@@ -17,66 +17,22 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polymask.core.input import InputSpec
 from polymask.data.images import DomainData
-from polymask.data.split import JoinedSplit, Split, require_vision
+from polymask.data.split import JoinedSplit, Pixels, Shrink, Split, require_vision
 from polymask.errors import DataError
 from polymask.files import digest
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-Pixels = NDArray[np.uint8]  # (H, W, 3)
 Progress = Callable[[int, int], None]  # images done, images in all
 
-_LONGEST = 8  # times the shorter side
 _FORMAT, _MAGIC = "polymask pixels 1", b"polymask"
 _FOOT = 8 + len(_MAGIC)
-
-
-@dataclass(frozen=True)
-class Shrink:
-    """Shorter side to `side`, or with `squash` both sides to it. No side ever grows.
-
-    The ends of an image that is more than eight times as long as it is wide are cut off: enlarged
-    to a network's size it would fill the memory, and a crop would see little of it anyway.
-    """
-
-    side: int
-    squash: bool = False
-    interpolation: str = "bilinear"
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        """The size in which an image of (width, height) is kept."""
-        if self.squash:
-            return min(width, self.side), min(height, self.side)
-        short = min(width, height)
-        if short <= self.side:
-            return width, height
-        return self.side * width // short, self.side * height // short
-
-    def __call__(self, image: Image) -> Pixels:
-        """Make an RGB image small: uint8 (H, W, 3)."""
-        image = image if self.squash else _cut_ends(image)
-        size = self.size(*image.size)
-        if size != image.size:
-            how = require_vision("PIL.Image").Resampling[self.interpolation.upper()]
-            image = image.resize(size, how)
-        return np.array(image)
-
-
-def _cut_ends(image: Image) -> Image:
-    width, height = image.size
-    w, h = min(width, _LONGEST * height), min(height, _LONGEST * width)
-    left, top = (width - w) // 2, (height - h) // 2
-    return image if (w, h) == image.size else image.crop((left, top, left + w, top + h))
 
 
 def write_pixels(path: Path, images: Iterable[Pixels]) -> None:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from polymask.core.input import InputSpec
-from polymask.data.cache import Shrink, short_side, shrink_of
+from polymask.data.cache import short_side, shrink_of
 from polymask.data.images import DomainData
-from polymask.data.split import decode_image, require_vision
+from polymask.data.split import Shrink, decode_image, require_vision
 from polymask.errors import DataError
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -27,11 +28,11 @@ from numpy.typing import NDArray
 
 from polymask.errors import DataError
 from polymask.files import digest
-from polymask.nets.torchvision_guard import import_torchvision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Pixels = NDArray[np.uint8]  # (H, W, 3)
 Labels = NDArray[np.int64]  # (N,), positions in the domain's class names; -1 is unlabelled
 
 
@@ -39,6 +40,8 @@ def require(module: str, remedy: str) -> Any:
     """Import `module`, or say which `pip install` brings it."""
     try:
         if module.partition(".")[0] == "torchvision":
+            from polymask.nets.torchvision_guard import import_torchvision  # it imports torch
+
             import_torchvision()
         return importlib.import_module(module)
     except ImportError as error:
@@ -50,6 +53,7 @@ def require_vision(module: str) -> Any:
     return require(module, "'polymask[vision]'")
 
 
+_LONGEST = 8  # times the shorter side
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
@@ -80,6 +84,44 @@ def decode_image(file: Path | bytes, origin: str, side: int | None = None) -> Im
         raise DataError(f"{origin}: not an image that Pillow can read; remove it") from error
     except DAMAGED as error:
         raise DataError(f"{origin}: damaged ({error}); restore or remove it") from error
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Shorter side to `side`, or with `squash` both sides to it. No side ever grows.
+
+    The ends of an image that is more than eight times as long as it is wide are cut off: enlarged
+    to a network's size it would fill the memory, and a crop would see little of it anyway.
+    """
+
+    side: int
+    squash: bool = False
+    interpolation: str = "bilinear"
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """The size in which an image of (width, height) is kept."""
+        if self.squash:
+            return min(width, self.side), min(height, self.side)
+        short = min(width, height)
+        if short <= self.side:
+            return width, height
+        return self.side * width // short, self.side * height // short
+
+    def __call__(self, image: Image) -> Pixels:
+        """Make an RGB image small: uint8 (H, W, 3)."""
+        image = image if self.squash else _cut_ends(image)
+        size = self.size(*image.size)
+        if size != image.size:
+            how = require_vision("PIL.Image").Resampling[self.interpolation.upper()]
+            image = image.resize(size, how)
+        return np.array(image)
+
+
+def _cut_ends(image: Image) -> Image:
+    width, height = image.size
+    w, h = min(width, _LONGEST * height), min(height, _LONGEST * width)
+    left, top = (width - w) // 2, (height - h) // 2
+    return image if (w, h) == image.size else image.crop((left, top, left + w, top + h))
 
 
 def to_rgb(image: Image, origin: str) -> Image:
