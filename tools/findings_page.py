@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from polymask.benchmarks.compare import compare_pooled
-from polymask.benchmarks.measures import chosen_of, settings_text, value_text
 from polymask.benchmarks.records import RESULT, Outcome, read_record, read_runs
-from polymask.benchmarks.tables import ResultTable, Row, Statistic, tabulate
+from polymask.benchmarks.tables import ResultRow, ResultTable, Statistic, settings_text, tabulate
+from polymask.train.recipe import write_value
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "findings.md"
@@ -62,12 +62,12 @@ def results(table: ResultTable) -> str:
     return grid(heading, [_cells(table, row, domains) for row in rows if row.outcomes])
 
 
-def _cells(table: ResultTable, row: Row, domains: list[str]) -> list[str]:
+def _cells(table: ResultTable, row: ResultRow, domains: list[str]) -> list[str]:
     arrow = {"down": " ↓", "up": " ↑"}.get(row.direction, "")
     moved = row.moved
     return [
         f"`{row.method}`{arrow}{' ‡' if row.still else ''}",
-        settings_text(chosen_of(table.plan, row.method)) or "–",
+        settings_text(table.plan.chosen(row.method)) or "–",
         str(len(row.seeds)),
         "–" if moved is None else f"{100 * moved.share:.2g} %",
         *(_accuracy(row.accuracy[domain]) for domain in domains),
@@ -89,7 +89,7 @@ def searches(table: ResultTable) -> str:
         chosen = dict(tuned.chosen)
         for_each = [
             f"{'**' if dict(trial.values) == chosen else ''}"
-            f"{', '.join(value_text(v) for v in trial.values.values())}: "
+            f"{', '.join(write_value(v) for v in trial.values.values())}: "
             f"{'not finite' if trial.mean is None else f'{trial.mean:.1f}'}"
             f"{'**' if dict(trial.values) == chosen else ''}"
             for trial in tuned.trials

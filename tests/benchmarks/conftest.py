@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polymask.benchmarks.submission import NUMBERINGS
+from polymask.benchmarks.submission import DOMAIN_IDS
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 EACH = 4  # test images a domain
@@ -15,7 +15,7 @@ EACH = 4  # test images a domain
 
 def annotations(domain: str, count: int = EACH) -> dict:
     """The last `count` test images of a domain, with classes 0, 1, 0, 1 …"""
-    numbers = NUMBERINGS[domain]
+    numbers = DOMAIN_IDS[domain]
     answers = [
         {"image_id": image, "category_id": numbers.categories[place % 2], "iscrowd": 0}
         for place, image in enumerate(numbers.images[-count:])
@@ -28,7 +28,7 @@ def make_labels(tmp_path: Path) -> Callable[..., Path]:
     """Write labels_test.zip; changes replace or, with None, leave out a domain's content."""
 
     def make(folder: str = "", **changes: object) -> Path:
-        contents = {name: annotations(name) for name in NUMBERINGS}
+        contents = {name: annotations(name) for name in DOMAIN_IDS}
         contents |= {name.replace("_", "-"): content for name, content in changes.items()}
         path = tmp_path / "labels_test.zip"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 import polymask as pm
 from polymask.benchmarks.jobs import BaseName, load_base_of
-from polymask.benchmarks.shared_folder import copy_base
+from polymask.benchmarks.ray import copy_base
 from polymask.nets.base_file import ALIGNMENT, BaseNotes, write_aligned, write_base
 from polymask.nets.zoo import build
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from made_runs import ABLATION, alone, individual, make_outcome, make_runs, table_of
-from polymask.benchmarks.findings import Anatomy, find_anatomies, which_piggyback
-from polymask.benchmarks.measures import find_frontier, measure_forgetting
+from polymask.benchmarks.compare import find_frontier
+from polymask.benchmarks.findings import LayerSummary, measure_forgetting, summarise_layers, which_piggyback
 from polymask.benchmarks.published import find_ablations, find_published
 from polymask.benchmarks.records import LayerStatistics
 from polymask.benchmarks.tables import ResultTable, Statistic, tabulate
@@ -118,7 +118,7 @@ def layer(depth: int, density: float, k1: float, k2: float, weights: int = 10) -
 
 def test_masks_and_scalars_are_summed_up_by_layer_and_by_weight() -> None:
     layers = (layer(0, 0.8, -1, 2, 30), layer(1, 0.6, 1, 2), layer(2, 0.4, -3, 8))
-    one = Anatomy("affine-full", "Full", "birds", layers)
+    one = LayerSummary("affine-full", "Full", "birds", layers)
     assert one.ones == pytest.approx(100 * (24 + 6 + 4) / 50)
     assert (one.early_ones, one.late_ones) == pytest.approx((80, 40))
     assert one.opposite == pytest.approx(200 / 3)
@@ -128,7 +128,7 @@ def test_masks_and_scalars_are_summed_up_by_layer_and_by_weight() -> None:
 
 def test_masks_are_those_of_piggyback_and_the_full_model_from_the_first_seed() -> None:
     runs = make_runs(methods=("piggyback", "piggyback-bn", "affine-simple", "affine-full", "ba2"))
-    found = find_anatomies(tabulate(runs))
+    found = summarise_layers(tabulate(runs))
     methods = ["piggyback-bn", "affine-full"]
     assert [one.method for one in found] == [m for m in methods for _ in runs.plan.domains]
     first = next(o for o in runs.outcomes if o.method == "piggyback-bn" and o.seed == 0)
@@ -140,7 +140,7 @@ def test_the_piggyback_by_layer_is_that_of_the_papers_figures_where_it_was_run()
     every = ("piggyback", "piggyback-bn", "piggyback-star", "piggyback-star-bn", "affine-full")
     for count, shown in ((5, "piggyback-star-bn"), (3, "piggyback-bn"), (1, "piggyback")):
         methods = every if count == 5 else every[:count]
-        found = find_anatomies(tabulate(make_runs(methods=methods)))
+        found = summarise_layers(tabulate(make_runs(methods=methods)))
         assert {one.method for one in found} - {"affine-full"} == {shown}
         assert shown in which_piggyback(found)
         assert ("was not run" in which_piggyback(found)) == (count < 5)

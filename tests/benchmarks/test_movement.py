@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from made_runs import ABLATION, make_domain, make_outcome, make_runs, table_of
-from polymask.benchmarks.findings import find, find_anatomies, find_unmoved, summarise
-from polymask.benchmarks.measures import find_frontier
+from polymask.benchmarks.compare import find_frontier
+from polymask.benchmarks.findings import find, find_unmoved, summarise, summarise_layers
 from polymask.benchmarks.records import Movement, Outcome, movement
 from polymask.benchmarks.tables import tabulate
 
@@ -61,7 +61,7 @@ def test_a_row_with_still_masks_is_neither_on_the_frontier_nor_in_anyones_way() 
 def test_masks_that_did_not_move_are_not_shown_by_layer() -> None:
     methods = ("piggyback", "piggyback-star", "affine-full")
     table = tabulate(make_runs(methods=methods, still=("piggyback",)))
-    assert {one.method for one in find_anatomies(table)} == {"piggyback-star", "affine-full"}
+    assert {one.method for one in summarise_layers(table)} == {"piggyback-star", "affine-full"}
     assert find_unmoved(table) == {"Piggyback": tuple(table.plan.domains)}
 
 
@@ -74,7 +74,7 @@ def test_only_the_domains_whose_masks_moved_are_shown_by_layer() -> None:
         for o in runs.outcomes
     )
     table = tabulate(replace(runs, outcomes=outcomes))
-    shown = {(one.method, one.domain) for one in find_anatomies(table)}
+    shown = {(one.method, one.domain) for one in summarise_layers(table)}
     assert ("piggyback", "cubs") in shown
     assert ("affine-full", "flowers") in shown
     assert ("affine-full", "cubs") not in shown

@@ -8,12 +8,11 @@ import pytest
 
 import polymask as pm
 from image_folders import make_folder
-from polymask.benchmarks import ray as ray_cluster
 from polymask.benchmarks import ray as ray_engine
 from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.local import Tally, Watcher
+from polymask.benchmarks.nodes import DriverInfo, check_node, count_images, shared_name, versions
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
-from polymask.benchmarks.ray_tasks import Meeting, count_images, look_around, shared_name, versions
 from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.errors import InterruptedTraining
 from polymask.train.recipe import get_recipe
@@ -32,7 +31,7 @@ def jobs(tmp_path_factory):
     return final_jobs(request, make_plan(request))
 
 
-def meeting(folder: Path, **changes):
+def driver(folder: Path, **changes):
     given = {
         "root": str(folder),
         "token": (".token", "secret"),
@@ -40,7 +39,7 @@ def meeting(folder: Path, **changes):
         "versions": versions(),
         "remote": False,
     }
-    return Meeting(**given | changes)
+    return DriverInfo(**given | changes)
 
 
 def free_port() -> int:
@@ -57,7 +56,7 @@ def test_an_engine_that_is_not_there_is_named(jobs):
 
 
 def test_without_ray_the_engine_says_what_to_install(jobs, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_engine, "find_spec", lambda name: None)
     with pytest.raises(pm.EngineError, match=r"pip install 'polymask\[ray\]'"):
         pm.run_jobs(jobs, engine="ray")
     assert not any(job.folder.exists() for job in jobs)
@@ -90,7 +89,7 @@ class Nothing:
 
 @pytest.mark.parametrize(("address", "where"), [("auto", "at auto"), (None, "on this machine")])
 def test_where_ray_finds_no_cluster_the_engine_says_what_to_do(address, where, jobs, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_import_ray", Nothing)
+    monkeypatch.setattr(ray_engine, "_import_ray", Nothing)
     with pytest.raises(pm.EngineError, match=rf"no Ray cluster {where} \(Could.*ray start --head"):
         pm.run_jobs(jobs, engine="ray", address=address)
     assert not any(job.folder.exists() for job in jobs)
@@ -111,27 +110,27 @@ def test_a_stop_says_how_far_the_jobs_are(jobs):
 
 
 def test_a_node_that_does_not_see_the_drivers_folder_says_so(tmp_path):
-    here = meeting(tmp_path)
-    assert "does not see what the driver wrote" in here.check()
+    here = driver(tmp_path)
+    assert "does not see what the driver wrote" in here.trouble()
     (tmp_path / ".token").write_text("of another run")
-    assert "does not see what the driver wrote" in here.check()
+    assert "does not see what the driver wrote" in here.trouble()
     (tmp_path / ".token").write_text("secret")
-    assert here.check() is None
+    assert here.trouble() is None
 
 
 def test_memory_of_one_process_is_not_a_shared_folder():
-    there = meeting(Path("/"), root="memory://runs", remote=True)
-    assert "--shared URL" in there.check()
+    there = driver(Path("/"), root="memory://runs", remote=True)
+    assert "--shared URL" in there.trouble()
 
 
 def test_a_node_with_other_versions_says_which(tmp_path):
-    assert "not polymask 0.0; install the same" in meeting(tmp_path, versions="polymask 0.0").check()
+    assert "not polymask 0.0; install the same" in driver(tmp_path, versions="polymask 0.0").trouble()
 
 
 def test_a_node_counts_the_images_that_it_sees(jobs, tmp_path):
     (tmp_path / ".token").write_text("secret")
-    why, found = look_around(meeting(tmp_path), jobs)
-    assert why is None
+    trouble, found = check_node(driver(tmp_path), jobs)
+    assert trouble is None
     assert found == count_images(jobs)
     assert found["apples"].startswith("2 classes, ")
     lost = replace(jobs[0], domains=(("apples", str(tmp_path / "nowhere")),))
@@ -163,12 +162,12 @@ class Answers:
 )
 def test_what_is_wrong_with_a_node_is_an_error_that_names_it(answer, said):
     with pytest.raises(pm.EngineError, match=said):
-        ray_cluster.check_answer(Answers(answer), None, "10.0.0.7", {"apples": "2 classes"})
+        ray_engine.check_answer(Answers(answer), None, "10.0.0.7", {"apples": "2 classes"})
 
 
 def test_jobs_have_a_name_of_their_own_in_a_shared_folder(jobs):
     assert shared_name(jobs[0]) == "classifier-only/apples/seed-0"
     twin = replace(jobs[1], folder=Path("elsewhere") / shared_name(jobs[0]))
-    options = ray_engine.RayOptions(ray_cluster.Share(), shared="memory://runs")
+    options = ray_engine.RayOptions(shared="memory://runs")
     with pytest.raises(pm.EngineError, match="2 jobs have 1 names"):
         ray_engine._Run(None, Tally([jobs[0], twin]), options)

@@ -132,7 +132,7 @@ def test_a_run_gives_a_submission_that_its_labels_score(tmp_path):
     protocol = Protocol(get_recipe("decathlon", side=32, resized=36, epochs=1, batch_size=8))
     _, jobs = ask(find_suite("decathlon", tmp_path), tmp_path / "runs", protocol=protocol)
     (outcome,) = run_jobs(jobs)
-    (path,) = write_submissions(jobs, tmp_path / "runs")
+    (path,) = write_submissions(jobs)
     assert path == tmp_path / "runs" / "classifier-only" / "results-seed-0.json"
     answers = {e["image_id"]: e["category_id"] for e in json.loads(path.read_text())}
     truth = json.loads((tmp_path / "annotations" / "dtd_test.json").read_text())["annotations"]

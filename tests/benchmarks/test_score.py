@@ -127,7 +127,7 @@ REFERENCE = dict.fromkeys(DOMAINS, 80.0)
     [
         ({"CUBS": 101}, "the accuracy on CUBS is 101; it must be 0 to 100 percent"),
         ({"CUBS": float("nan")}, "the accuracy on CUBS is nan"),
-        ({"Flwers": 3}, "'Flwers' is no domain of imagenet-to-sketch; near matches: Flowers"),
+        ({"Flwers": 3}, "'Flwers' is not a domain of imagenet-to-sketch; near matches: Flowers"),
         ({"cars": 3}, "given for 'Stanford Cars' and 'cars', which are both Stanford Cars"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_file_may_have_a_reference_and_parameters(tmp_path: Path) -> None:
         ("{}", "must give a percentage for each domain"),
         ('{"a": "82.4"}', "the accuracy of 'a' must be a number"),
         ('{"a": true}', "the accuracy of 'a' must be a number"),
-        ('{"a": NaN}', "NaN is no number"),
+        ('{"a": NaN}', "NaN is not a number"),
         ('{"a": 1e99999999999999999999}', "is not JSON"),
         ('{"a": 1, "a": 2}', "'a' is there twice"),
         ('{"a": 0.824, "b": 0.5}', "they look like fractions; give percent"),

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 import polymask as pm
-from polymask.benchmarks.shared_folder import Mirror, SharedFolder
+from polymask.benchmarks.nodes import Mirror, SharedFolder
 
 
 @pytest.fixture(params=["memory", "file"])

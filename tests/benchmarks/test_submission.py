@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polymask.benchmarks import submission as labels_module
-from polymask.benchmarks.submission import NUMBERINGS, read_labels, score_submission, write_submission
+from polymask.benchmarks.submission import DOMAIN_IDS, read_labels, score_submission, write_submission
 from polymask.errors import BenchmarkError
 
 MakeLabels = Callable[..., Path]
@@ -59,7 +59,7 @@ def test_labels_may_lie_in_a_folder_beside_other_files(make_labels: MakeLabels) 
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("__MACOSX/labels/._dtd_test.json", b"\0")
         archive.writestr("README", "hello")
-    assert read_labels(path).keys() == NUMBERINGS.keys()
+    assert read_labels(path).keys() == DOMAIN_IDS.keys()
 
 
 def test_what_is_wrong_with_results_is_named(make_labels: MakeLabels, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_is_wrong_with_results_is_named(make_labels: MakeLabels, tmp_path: 
     refuse([*right, right[-1]], "more than one answer for image 100208189 of vgg-flowers")
     refuse([*right, *right[:4]], rf"image {first} of aircraft, and 3 more \(3 of aircraft\)")
     unknown = {"image_id": 40200001, "category_id": 40000001}
-    refuse([*right, unknown], "answers for image 40200001 of dtd, which is no test image")
+    refuse([*right, unknown], "answers for image 40200001 of dtd, which is not a test image")
     refuse([*right, unknown | {"image_id": 7}], "answers for image 7 of no domain")
     foreign = [{**right[0], "category_id": 20000001}, *right[1:]]
     refuse(
@@ -207,11 +207,11 @@ def test_stems_and_image_ids_name_the_same_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("predictions", "message"),
     [
-        ({"aircrft": {}}, "'aircrft' is no domain of decathlon; near matches: aircraft"),
-        ({"dtd": {"001881": 0}}, "'001881' is no test image of dtd; .* 000001 to 001880"),
+        ({"aircrft": {}}, "'aircrft' is not a domain of decathlon; near matches: aircraft"),
+        ({"dtd": {"001881": 0}}, "'001881' is not a test image of dtd; .* 000001 to 001880"),
         ({"dtd": {"000001.jpg": 0}}, "without .jpg"),
-        ({"dtd": {"000000": 0}}, "'000000' is no test image of dtd"),
-        ({"dtd": {10206668: 0}}, "10206668 is no image id of dtd; .* 40203761 to 40205640"),
+        ({"dtd": {"000000": 0}}, "'000000' is not a test image of dtd"),
+        ({"dtd": {10206668: 0}}, "10206668 is not an image id of dtd; .* 40203761 to 40205640"),
         ({"dtd": {"000001": 47}}, "image 000001 of dtd has class 47; classes are 0 to 46"),
         ({"dtd": {"000001": -1}}, "has class -1"),
         ({"dtd": {"000001": 0, 40203761: 0}}, "two predictions for image 40203761 of dtd"),
@@ -228,7 +228,7 @@ def test_a_submission_that_lacks_images_is_not_written(tmp_path: Path) -> None:
     path.write_text("before")
     with pytest.raises(BenchmarkError, match=r"no answer for image 10206669 .*139758 more"):
         write_submission(path, {"aircraft": {"000001": 0}})
-    with pytest.raises(BenchmarkError, match="image 10206667 of aircraft, which is no test image"):
+    with pytest.raises(BenchmarkError, match="image 10206667 of aircraft, which is not a test image"):
         write_submission(path, {"aircraft": {10206667: 0}})
     assert path.read_text() == "before"
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
@@ -237,7 +237,7 @@ def test_a_submission_that_lacks_images_is_not_written(tmp_path: Path) -> None:
 def test_a_whole_submission_has_139760_answers(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     predictions = {
-        name: {f"{stem:06}": 0 for stem in range(1, numbers.test + 1)} for name, numbers in NUMBERINGS.items()
+        name: {f"{stem:06}": 0 for stem in range(1, numbers.test + 1)} for name, numbers in DOMAIN_IDS.items()
     }
     write_submission(path, predictions)
     assert len(json.loads(path.read_text())) == 139_760
@@ -245,12 +245,12 @@ def test_a_whole_submission_has_139760_answers(tmp_path: Path) -> None:
 
 def test_the_numbering_is_that_of_the_published_labels(shared: Path, tmp_path: Path) -> None:
     labels = read_labels(shared / "data" / "decathlon-labels" / "labels_test.zip")
-    for name, numbers in NUMBERINGS.items():
+    for name, numbers in DOMAIN_IDS.items():
         assert list(labels[name]) == list(numbers.images)
         assert set(labels[name].values()) == set(numbers.categories)
     predictions = {
         name: {
-            f"{stem:06}": category - NUMBERINGS[name].categories[0]
+            f"{stem:06}": category - DOMAIN_IDS[name].categories[0]
             for stem, category in enumerate(part.values(), start=1)
         }
         for name, part in labels.items()

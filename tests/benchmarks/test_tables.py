@@ -123,7 +123,7 @@ def test_a_score_over_fewer_domains_says_that_it_cannot_be_compared() -> None:
     assert "over 4 domains, not the 6 of imagenet-to-sketch (without WikiArt, Sketch)" in remark
     assert "cannot be compared with published scores" in remark
     other = table_of([*individual(), *alone("ba2", {"birds": [95], "cars": [80]})])
-    assert "no published benchmark" in other.reference.remark
+    assert "not a published benchmark" in other.reference.remark
 
 
 def test_all_of_imagenet_to_sketch_is_said_to_be_whole() -> None:

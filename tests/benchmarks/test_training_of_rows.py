@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 
 from made_runs import make_outcome, make_plan, make_runs
-from polymask.benchmarks.measures import at_the_end, chosen_of, protocol_of, settings_text
 from polymask.benchmarks.records import Runs, Trial, Tuned
-from polymask.benchmarks.tables import Row, Statistic, tabulate
+from polymask.benchmarks.tables import ResultRow, Statistic, protocol_of, settings_text, tabulate
 
 RECIPE = {"name": "quick", "rate": 1e-4, "epochs": 6, "drops": [4]}
 
@@ -15,7 +14,7 @@ def tuned(*rates: float, chosen: float) -> Tuned:
     return Tuned(("rate",), ("cubs",), 0, trials, {"rate": chosen})
 
 
-def row_of(method: str, **recipe: object) -> Row:
+def row_of(method: str, **recipe: object) -> ResultRow:
     outcome = replace(make_outcome(method, {"cubs": 80.0}), recipe=recipe)
     plan = make_plan(("cubs",), (method,), (0,), own=None, recipe=RECIPE)
     return tabulate(Runs(plan, (outcome,))).rows[0]
@@ -33,8 +32,8 @@ def test_a_row_without_a_recorded_recipe_has_the_protocol_that_the_plan_says() -
     plan = make_plan(recipe=RECIPE, protocols={"ba2": {"epochs": 9}}, tuning=search)
     assert protocol_of(plan, row_of("ba2")) == {"epochs": 9, "rate": 1e-3}
     assert protocol_of(plan, row_of("dan")) == {}
-    assert chosen_of(plan, "dan") == {"rate": 1e-4}
-    assert chosen_of(plan, "ewc") == {}
+    assert plan.chosen("dan") == {"rate": 1e-4}
+    assert plan.chosen("ewc") == {}
 
 
 def test_an_option_that_was_tuned_is_part_of_a_rows_protocol() -> None:
@@ -46,13 +45,13 @@ def test_an_option_that_was_tuned_is_part_of_a_rows_protocol() -> None:
 @pytest.mark.parametrize(("chosen", "end"), [(1e-4, "smallest"), (3e-3, "largest"), (1e-3, None)])
 def test_a_value_at_the_end_of_its_ladder_is_known(chosen: float, end: str | None) -> None:
     expected = {} if end is None else {"rate": end}
-    assert at_the_end(tuned(1e-4, 1e-3, 3e-3, chosen=chosen)) == expected
+    assert tuned(1e-4, 1e-3, 3e-3, chosen=chosen).at_the_end == expected
 
 
 def test_words_and_a_single_value_have_no_ladder() -> None:
     norms = tuple(Trial({"norms": n}, {}, 50.0) for n in ("own", "affine"))
-    assert at_the_end(Tuned(("norms",), (), 0, norms, {"norms": "own"})) == {}
-    assert at_the_end(tuned(1e-3, chosen=1e-3)) == {}
+    assert Tuned(("norms",), (), 0, norms, {"norms": "own"}).at_the_end == {}
+    assert tuned(1e-3, chosen=1e-3).at_the_end == {}
 
 
 def test_settings_are_written_as_on_a_command_line() -> None:

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from made_runs import ABLATION, DECATHLON, make_domain, make_plan, make_runs, write_runs
+from polymask.benchmarks.compare import Frontier, Point
 from polymask.benchmarks.findings import find
-from polymask.benchmarks.measures import Frontier, Point
 from polymask.benchmarks.records import DomainFacts, Runs, read_runs
 from polymask.errors import PolymaskError
 from polymask.report.drawings import points_lost, size_against_score

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from polymask.benchmarks.submission import NUMBERINGS
+from polymask.benchmarks.submission import DOMAIN_IDS
 
 
 def draw_image(path: Path, label: int, number: int) -> None:
@@ -30,7 +30,7 @@ def make_folder(root: Path, classes: int = 2, train: int = 8, test: int = 4) -> 
 
 def make_decathlon(root: Path, name: str, *, labelled: bool = True, each: int = 6) -> Path:
     """A domain in the challenge's layout, with the ids of its first classes and test images."""
-    numbers = NUMBERINGS[name]
+    numbers = DOMAIN_IDS[name]
     first = numbers.images[0]
     for part, start in (("train", first - 1000), ("val", first - 500), ("test", first)):
         images, answers = [], []

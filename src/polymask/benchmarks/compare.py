@@ -1,21 +1,21 @@
-"""Who is ahead of whom: two methods, paired by domain and seed, in numbers and in plain words.
+"""Who is ahead: two methods, paired by domain and seed, in numbers and in words; all methods, by size and quality.
 
-The difference on a domain is the mean over the seeds that both have, d_i; that of the methods is
-the mean over domains. Domains are the units that one generalises over, so ± is the half width of
-the 95 % interval over them, t · s / sqrt(n) with n − 1 degrees of freedom. With fewer than three
-domains it is over seeds, and speaks of these domains alone. Needs no torch.
+The difference on a domain is the mean over the seeds that both have, d_i; that of the methods is the mean over domains.
+Domains are the units that one generalises over, so ± is the half width of the 95 % interval over them, t · s / sqrt(n)
+with n − 1 degrees of freedom. With fewer than three domains it is over seeds, and holds for these domains alone.
+Needs no torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any, Literal
 
-from polymask.benchmarks.records import read_runs
-from polymask.benchmarks.tables import ResultTable, Row, tabulate
+from polymask.benchmarks.records import counted, read_runs
+from polymask.benchmarks.tables import ResultRow, ResultTable, tabulate
 from polymask.errors import BenchmarkError
 
 LEAST_DOMAINS = 3  # for an interval over domains
@@ -31,8 +31,7 @@ Verdict = Literal["ahead", "behind", "cannot be told apart", "nothing can be sai
 class Comparison:
     """What one method has more than another, in points of test accuracy.
 
-    `left_out` gives domains where the masks of one of the two did not move, and whose they are:
-    nothing is concluded from them.
+    `left_out` gives domains where the masks of one of the two did not move, and whose: nothing is concluded from them.
     """
 
     method: str
@@ -46,18 +45,16 @@ class Comparison:
     left_out: Mapping[str, str]
 
     @property
-    def ahead(self) -> int:
-        """On how many domains it is ahead."""
+    def ahead(self) -> int:  # on how many domains
         return sum(points > 0 for points in self.by_domain.values())
 
     @property
     def behind(self) -> int:
-        """On how many domains it is behind."""
         return sum(points < 0 for points in self.by_domain.values())
 
     @property
     def verdict(self) -> Verdict:
-        """In a word or two; an interval that holds 0 tells nobody apart."""
+        """Where the interval holds 0, the two cannot be told apart."""
         if self.mean is None:
             return "nothing can be said"
         if self.half_width is None or abs(self.mean) <= self.half_width:
@@ -68,21 +65,19 @@ class Comparison:
     def sentence(self) -> str:
         """In plain words, as "a is ahead of b by 0.8 ± 0.5 points (4 of 5 domains; 3 seeds)"."""
         if self.mean is None:
-            whose = sorted(set(self.left_out.values()))
-            why = f"the masks of {' and '.join(whose)} did not move"
-            return (
-                f"nothing can be said of {self.method} and {self.other}: "
-                f"{why if whose else 'they have no domain and seed in common'}"
-            )
-        verdict, domains = self.verdict, len(self.by_domain)
+            whose = " and ".join(sorted(set(self.left_out.values())))
+            why = f"the masks of {whose} did not move" if whose else "they have no domain and seed in common"
+            return f"nothing can be said of {self.method} and {self.other}: {why}"
+        verdict, domains = self.verdict, counted(len(self.by_domain), "domain")
         if verdict == "cannot be told apart":
             said = f"{self.method} and {self.other} cannot be told apart: {self.points}"
-            part = f"ahead on {self.ahead} of {_counted(domains, 'domain')}"
+            part = f"ahead on {self.ahead} of {domains}"
+        elif verdict == "ahead":
+            said = f"{self.method} is ahead of {self.other} by {self.points.lstrip('+−')}"
+            part = f"{self.ahead} of {domains}"
         else:
-            joined = "of " if verdict == "ahead" else ""
-            said = f"{self.method} is {verdict} {joined}{self.other} by {self.points.lstrip('+−')}"
-            share = self.ahead if verdict == "ahead" else self.behind
-            part = f"{share} of {_counted(domains, 'domain')}"
+            said = f"{self.method} is behind {self.other} by {self.points.lstrip('+−')}"
+            part = f"{self.behind} of {domains}"
         return f"{said} ({'; '.join([part, self.seeds_text, *self._remarks()])})"
 
     @property
@@ -92,7 +87,6 @@ class Comparison:
 
     @property
     def difference(self) -> str:
-        """The mean with its sign."""
         if self.mean is None:
             return ""
         rounded = round(self.mean, self._places)
@@ -100,17 +94,14 @@ class Comparison:
 
     @property
     def interval(self) -> str:
-        """± and the half width, where there is one."""
         return "" if self.half_width is None else f"± {self.half_width:.{self._places}f}"
 
     @property
     def seeds_text(self) -> str:
-        """How many seeds a domain has, as "3 seeds"."""
         least, most = self.seeds
-        return f"{least} to {most} seeds" if least != most else _counted(most, "seed")
+        return f"{least} to {most} seeds" if least != most else counted(most, "seed")
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
         return {
             "method": self.method,
             "other": self.other,
@@ -144,13 +135,10 @@ class Comparison:
         whose: dict[str, list[str]] = {}
         for domain, method in self.left_out.items():
             whose.setdefault(method, []).append(domain)
-        return [
-            told,
-            *(
-                f"without {', '.join(domains)}, where the masks of {method} did not move"
-                for method, domains in whose.items()
-            ),
+        without = [
+            f"without {', '.join(found)}, where the masks of {method} did not move" for method, found in whose.items()
         ]
+        return [told, *without]
 
 
 def compare(table: ResultTable, method: str, other: str) -> Comparison:
@@ -159,21 +147,21 @@ def compare(table: ResultTable, method: str, other: str) -> Comparison:
 
 
 def compare_pooled(folders: Sequence[str | Path], method: str, other: str) -> Comparison:
-    """Compare two methods over the domains of several folders of runs, each a domain of its own."""
+    """Compare two methods over the domains of several folders of runs; equal names in two folders are two domains."""
     names = [Path(folder).name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    parts = []
+    pairs = {}
     for name, folder in zip(names, folders, strict=True):
         table = tabulate(read_runs(folder))
-        rows = _find_row(table, method, name), _find_row(table, other, name)
-        parts.append(_differences(*rows, f"{name}/" if len(names) > 1 else ""))
-    return _compared(method, other, parts)
+        prefix = f"{name}/" if len(names) > 1 else ""
+        pairs[prefix] = find_row(table, method, name), find_row(table, other, name)
+    return _compared(method, other, pairs)
 
 
-def compare_rows(row: Row, reference: Row, method: str = "", other: str = "") -> Comparison:
+def compare_rows(row: ResultRow, reference: ResultRow, method: str = "", other: str = "") -> Comparison:
     """Compare two rows of a table, under these names or their labels."""
-    return _compared(method or row.label, other or reference.label, [_differences(row, reference)])
+    return _compared(method or row.label, other or reference.label, {"": (row, reference)})
 
 
 def compare_with(table: ResultTable, other: str) -> tuple[Comparison, ...]:
@@ -185,55 +173,32 @@ def compare_with(table: ResultTable, other: str) -> tuple[Comparison, ...]:
     return tuple(compare_rows(row, reference) for row in rows)
 
 
-def find_row(table: ResultTable, name: str) -> Row:
+def find_row(table: ResultTable, name: str, place: str = "") -> ResultRow:
     """The row that is called so: METHOD, or METHOD-down and METHOD-up where it has both."""
-    return _find_row(table, name, table.plan.benchmark)
-
-
-@dataclass(frozen=True)
-class _Differences:
-    """Points by domain and seed, and domains that are left out."""
-
-    points: Mapping[str, Mapping[int, float]]
-    left_out: Mapping[str, Literal["method", "other"]]
-
-
-def _find_row(table: ResultTable, name: str, place: str) -> Row:
-    names = {_name(row): row for row in table.rows}
+    names = {f"{row.method}-{row.direction}" if row.direction else row.method: row for row in table.rows}
     found = [row for label, row in names.items() if name in (label, row.method)]
     if len(found) != 1:
         many = "several rows" if found else "no row"
-        raise BenchmarkError(f"{place} has {many} {name!r}; it has {', '.join(names)}")
+        raise BenchmarkError(f"{place or table.plan.benchmark} has {many} {name!r}; it has {', '.join(names)}")
     return found[0]
 
 
-def _name(row: Row) -> str:
-    return f"{row.method}-{row.direction}" if row.direction else row.method
-
-
-def _differences(row: Row, reference: Row, prefix: str = "") -> _Differences:
+def _compared(method: str, other: str, pairs: Mapping[str, tuple[ResultRow, ResultRow]]) -> Comparison:
+    """From rows of both by what stands before the names of their domains."""
     points: dict[str, dict[int, float]] = {}
-    left_out: dict[str, Literal["method", "other"]] = {}
-    still = row.still, reference.still
-    for domain, values in row.values.items():
-        against = reference.values.get(domain, {})
-        shared = sorted(set(values) & set(against))
-        learned = row.found_on(domain) and reference.found_on(domain)  # not the base's own domain
-        if not (shared and learned):
-            continue
-        if domain in still[0]:
-            left_out[f"{prefix}{domain}"] = "method"
-        elif domain in still[1]:
-            left_out[f"{prefix}{domain}"] = "other"
-        else:
-            points[f"{prefix}{domain}"] = {seed: values[seed] - against[seed] for seed in shared}
-    return _Differences(points, left_out)
-
-
-def _compared(method: str, other: str, parts: Sequence[_Differences]) -> Comparison:
-    points = {domain: found for part in parts for domain, found in part.points.items()}
-    names = {"method": method, "other": other}
-    left_out = {domain: names[whose] for part in parts for domain, whose in part.left_out.items()}
+    left_out: dict[str, str] = {}
+    for prefix, (row, reference) in pairs.items():
+        still, other_still = row.still, reference.still
+        for domain, values in row.values.items():
+            against = reference.values.get(domain, {})
+            shared = sorted(set(values) & set(against))
+            learned = row.found_on(domain) and reference.found_on(domain)  # not the base's own domain
+            if not (shared and learned):
+                continue
+            if domain in still or domain in other_still:
+                left_out[f"{prefix}{domain}"] = method if domain in still else other
+            else:
+                points[f"{prefix}{domain}"] = {seed: values[seed] - against[seed] for seed in shared}
     by_domain = {domain: fmean(found.values()) for domain, found in points.items()}
     counts = [len(found) for found in points.values()]
     over, units = _units(points, by_domain)
@@ -275,8 +240,9 @@ def student(freedom: int) -> float:
 
 
 def _sign_flips(units: Sequence[float]) -> float | None:
-    """Were neither ahead, every sign could as well be the other: the share of 2^n choices whose sum
-    is as far from 0 as the one that was seen.
+    """The share of all 2^n choices of signs whose sum is as far from 0 as the one that was seen.
+
+    If neither is ahead, every sign could as well be the other.
     """
     if len(units) > _MOST_FLIPS:
         return None
@@ -286,5 +252,60 @@ def _sign_flips(units: Sequence[float]) -> float | None:
     return far / float(2 ** len(units))
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
+@dataclass(frozen=True)
+class Point:
+    """A row's size and quality."""
+
+    label: str
+    params: float  # #Params, the paper's convention
+    overhead: float  # bits that a domain adds, over the base's weights
+    value: float  # the score, or the mean accuracy in percent
+    on_frontier: bool = False
+    still: bool = False  # its masks did not move, on some domain at least
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The rows that are complete, smallest first, and what they are compared by.
+
+    On it are those for which nobody else is as small and as good. Rows whose masks did not move are left out: their
+    quality is not that of what they store.
+    """
+
+    measure: Literal["score", "mean accuracy"]
+    points: tuple[Point, ...]
+
+    @property
+    def members(self) -> tuple[Point, ...]:
+        """Those on the frontier, from the smallest to the best."""
+        return tuple(point for point in self.points if point.on_frontier)
+
+    @property
+    def left_out(self) -> tuple[Point, ...]:
+        """Those whose masks did not move."""
+        return tuple(point for point in self.points if point.still)
+
+
+def find_frontier(table: ResultTable) -> Frontier:
+    """Compare rows by their scores; where nothing is scored, by mean accuracy."""
+    scored = any(row.score is not None for row in table.rows)
+    points = []
+    for row in table.rows:
+        value = row.mean if not scored else None if row.score is None else row.score.score
+        overhead = row.overhead(len(table.plan.domains))
+        if value is not None and row.params is not None and overhead is not None:
+            points.append(Point(row.label, row.params, overhead, value, still=bool(row.still)))
+    points.sort(key=lambda point: (point.params, -point.value))
+    compared = [point for point in points if not point.still]
+    placed = tuple(replace(p, on_frontier=not p.still and not _is_beaten(p, compared)) for p in points)
+    return Frontier("score" if scored else "mean accuracy", placed)
+
+
+def _is_beaten(point: Point, others: Sequence[Point]) -> bool:
+    """Whether another is no larger and no worse, and better in one of the two."""
+    return any(
+        other.params <= point.params
+        and other.value >= point.value
+        and (other.params, other.value) != (point.params, point.value)
+        for other in others
+    )

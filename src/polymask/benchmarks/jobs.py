@@ -2,13 +2,15 @@
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from torch import Tensor
+
 from polymask.benchmarks.records import RESULT, DomainOutcome, LayerStatistics, Outcome, read_record
-from polymask.benchmarks.submission import NUMBERINGS, Labels, read_labels, write_submission
+from polymask.benchmarks.submission import DOMAIN_IDS, read_labels, write_submission
 from polymask.benchmarks.suites import DECATHLON, Protocol
 from polymask.core.accounting import account_fitted, bits_per_weight, component_bits
 from polymask.core.base import Base
@@ -18,6 +20,7 @@ from polymask.data.images import DomainData, limited
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
+from polymask.data.split import Split
 from polymask.errors import BenchmarkError, NotFinite
 from polymask.files import SUFFIX
 from polymask.nets.zoo import load_base
@@ -40,6 +43,15 @@ class BaseName:
     name: str
     weights: Path | None = None
     device: str = "cpu"
+
+    @property
+    def file(self) -> Path | None:
+        """The file that its weights come from; None where its name alone says which."""
+        return Path(self.name) if self.name.endswith(SUFFIX) else self.weights
+
+    def at(self, file: Path) -> "BaseName":
+        """The same base from another file."""
+        return replace(self, name=str(file)) if self.name.endswith(SUFFIX) else replace(self, weights=file)
 
 
 @dataclass(frozen=True)
@@ -87,46 +99,29 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
         own = _lesson(base, *job.own, job, recipe)
     job.folder.mkdir(parents=True, exist_ok=True)
     log = EpochLog(job.folder / "log.jsonl", {"method": job.method, "seed": job.seed})
-    packs = job.folder / "packs"
-    listeners = log if listener is None else Together(log, listener)
+    packs, listeners = job.folder / "packs", Together(log, listener or Listener())
+    fitted = None
+    try:
+        fitted = fit_all(
+            base, lessons, method, recipe, own=own, seed=job.seed, folder=packs, resume=True, listener=listeners
+        )
+    except NotFinite:
+        if not job.protocol.searching:
+            raise  # a trial that ends so has found nothing, which is a result
+    size = None if fitted is None else account_fitted(base, list(fitted.domains.values()), domains=job.total)
     outcome = Outcome(
         method=job.method,
         registered=method.name,
         options=method.options(),
         seed=job.seed,
         direction=job.direction,
-        domains={},
-        base_after=None,
-        params_paper=0.0,
-        params_stored=0.0,
+        domains={} if fitted is None else _outcomes(base, job, fitted, packs),
+        base_after=None if fitted is None or fitted.base is None else asdict(fitted.base),
+        params_paper=0.0 if size is None else size.params_paper,
+        params_stored=0.0 if size is None else size.params_stored,
         recipe=plain(recipe.to_json()),
-        seconds=0.0,
+        seconds=time.perf_counter() - began,
     )
-    try:
-        fitted = fit_all(
-            base,
-            lessons,
-            method,
-            recipe,
-            own=own,
-            seed=job.seed,
-            folder=packs,
-            resume=True,
-            listener=listeners,
-        )
-    except NotFinite:
-        if not job.protocol.searching:
-            raise  # a trial that ends so has found nothing, which is a result
-    else:
-        size = account_fitted(base, list(fitted.domains.values()), domains=job.total)
-        outcome = replace(
-            outcome,
-            domains=_outcomes(base, job, fitted, packs),
-            base_after=None if fitted.base is None else asdict(fitted.base),
-            params_paper=size.params_paper,
-            params_stored=size.params_stored,
-        )
-    outcome = replace(outcome, seconds=time.perf_counter() - began)
     outcome.write(job.folder)
     shutil.rmtree(packs / "learned", ignore_errors=True)
     return outcome
@@ -139,6 +134,7 @@ def _outcomes(base: Base, job: Job, fitted: Fitted, packs: Path) -> dict[str, Do
     for name, domain in fitted.domains.items():
         history = fitted.histories[name]
         best = max((r.val_accuracy or 0.0 for r in history), default=0.0) if held_out else None
+        flipped, masked = _bits_moved(domain)
         found[name] = DomainOutcome(
             test_accuracy=fitted.final[name],
             learned=fitted.learned[name],
@@ -148,9 +144,20 @@ def _outcomes(base: Base, job: Job, fitted: Fitted, packs: Path) -> dict[str, Do
             bits_per_weight=bits_per_weight(base, domain),
             components=component_bits(domain),
             layers=layer_statistics(domain),
-            **_bits_moved(domain),
+            flipped=flipped,
+            masked=masked,
         )
     return found
+
+
+def _bits_moved(domain: Domain) -> tuple[int, int] | tuple[None, None]:
+    """How many bits of a domain's learned masks are not as they started, and of how many."""
+    known = [
+        (flipped, mask.numel())
+        for _, transform in domain.named_transforms()
+        if (flipped := transform.flipped()) is not None and (mask := transform.mask()) is not None
+    ]
+    return (sum(f for f, _ in known), sum(n for _, n in known)) if known else (None, None)
 
 
 def load_domain_data(name: str, source: str, protocol: Protocol) -> DomainData:
@@ -172,18 +179,6 @@ def load_domain_data(name: str, source: str, protocol: Protocol) -> DomainData:
 def load_base_of(name: BaseName) -> Base:
     """The base, kept for the next job."""
     return load_base(name.name, weights=name.weights, device=name.device)
-
-
-def _bits_moved(domain: Domain) -> dict[str, int | None]:
-    """How many bits of a domain's learned masks are not as they started, and of how many."""
-    known = [
-        (flipped, mask.numel())
-        for _, transform in domain.named_transforms()
-        if (flipped := transform.flipped()) is not None and (mask := transform.mask()) is not None
-    ]
-    if not known:
-        return {"flipped": None, "masked": None}
-    return {"flipped": sum(f for f, _ in known), "masked": sum(n for _, n in known)}
 
 
 def layer_statistics(domain: Domain) -> tuple[LayerStatistics, ...]:
@@ -242,10 +237,13 @@ def _loaders(
     return data, loaders.train, loaders.val, loaders.test
 
 
+_read_labels = lru_cache(maxsize=1)(read_labels)
+
+
 def _labelled(data: DomainData, file: Path) -> DomainData:
     """The domain with labels for its test images from the organisers' archive."""
     assert data.submission is not None
-    labels = _all_labels(file)[DECATHLON.find(data.name)]
+    labels = _read_labels(file)[DECATHLON.find(data.name)]
     number = {c: place for place, c in enumerate(data.submission.category_ids.tolist())}
     answers = [number.get(labels.get(i, -1), -1) for i in data.submission.image_ids.tolist()]
     if -1 in answers:
@@ -253,16 +251,19 @@ def _labelled(data: DomainData, file: Path) -> DomainData:
     return replace(data, test=data.submission.images.relabelled(answers), notes=())
 
 
-@lru_cache(maxsize=1)
-def _all_labels(file: Path) -> Labels:
-    return read_labels(file)
+def eval_loader(base: Base, data: DomainData, split: Split, protocol: Protocol, cache: Path | None) -> Loader:
+    """A domain's images as they are measured, in order."""
+    spec = protocol.recipe.input(base.input, squash=data.squash)
+    preprocess = eval_transform(data, spec, crops=protocol.crops_of(data.mirror))
+    (cached,) = cache_splits([split], preprocess.shrink, folder=cache)
+    return Loader(cached, preprocess, batch_size=64)
 
 
-def write_submissions(jobs: Sequence[Job], out: Path) -> list[Path]:
+def write_submissions(jobs: Sequence[Job]) -> list[Path]:
     """Predict every test image with the jobs' packs and write METHOD/results….json.
 
-    A file is for the challenge's server only if the run has all ten domains in full; with fewer it
-    holds the answers for those, and is good for offline comparison.
+    A file is for the challenge's server only if the run has all ten domains in full; with fewer it holds the answers
+    for those, and is good for offline comparison.
     """
     groups: dict[Path, list[Job]] = {}
     for job in jobs:
@@ -274,32 +275,18 @@ def write_submissions(jobs: Sequence[Job], out: Path) -> list[Path]:
         for job in group:
             base = load_base_of(job.base)
             for name, source in job.domains:
-                pack = job.folder / "packs" / f"{name}{SUFFIX}"
-                answers[name] = _answers(base, job, name, source, pack)
+                net = network(base, load_domain(job.folder / "packs" / f"{name}{SUFFIX}", base))
+                answers[name] = _answers(base, net, job, name, source)
             if job.own is not None and "imagenet12" not in answers:
-                answers["imagenet12"] = _answers(base, job, *job.own, None)
-        complete = set(answers) == set(NUMBERINGS)
-        write_submission(path, answers, complete=complete)
+                answers["imagenet12"] = _answers(base, own_network(base), job, *job.own)
+        write_submission(path, answers, complete=set(answers) == set(DOMAIN_IDS))
     return list(groups)
 
 
-def _answers(base: Base, job: Job, name: str, source: str, pack: Path | None) -> dict[str | int, int]:
+def _answers(base: Base, net: Callable[[Tensor], Tensor], job: Job, name: str, source: str) -> dict[str | int, int]:
     data = load_domain_data(name, source, job.protocol)
     if data.submission is None:
         raise BenchmarkError(f"{source} has nothing to submit; run without --classes")
-    loader = _loader(data, base, job)
-    net = own_network(base) if pack is None else network(base, load_domain(pack, base))
-    found: dict[str | int, int] = {}
-    numbers = iter(data.submission.image_ids.tolist())
-    for images, _ in loader.batches():
-        for label in logits(net, base.placed(images)).argmax(1).tolist():
-            found[next(numbers)] = label
-    return found
-
-
-def _loader(data: DomainData, base: Base, job: Job) -> Loader:
-    assert data.submission is not None
-    spec = job.protocol.recipe.input(base.input, squash=data.squash)
-    preprocess = eval_transform(data, spec, crops=job.protocol.crops_of(data.mirror))
-    (cache,) = cache_splits([data.submission.images], preprocess.shrink, folder=job.cache)
-    return Loader(cache, preprocess, batch_size=64)
+    loader = eval_loader(base, data, data.submission.images, job.protocol, job.cache)
+    labels = [label for images, _ in loader.batches() for label in logits(net, base.placed(images)).argmax(1).tolist()]
+    return dict(zip(data.submission.image_ids.tolist(), labels, strict=True))

@@ -1,4 +1,4 @@
-"""Where jobs run: in this process one by one, in several of this machine, or on a Ray cluster; and who is told."""
+"""Where jobs run: one by one in this process, in several processes, or on a Ray cluster; and who is told of them."""
 
 import multiprocessing
 import os
@@ -36,7 +36,7 @@ class Watcher:
 
 
 class Tally:
-    """Jobs by number: those that wait, what was found, what failed. Tells the watcher of all."""
+    """Jobs by number: which wait, what was found, which failed. Passes everything on to the watcher."""
 
     def __init__(self, jobs: Sequence[Job], watcher: Watcher | None = None) -> None:
         self.jobs, self.watcher = jobs, watcher or Watcher()
@@ -54,20 +54,16 @@ class Tally:
         return [number for number in range(len(self.jobs)) if number not in closed]
 
     def started(self, number: int) -> None:
-        """A job begins, or goes on where it was cut."""
         self.watcher.started(self.jobs[number])
 
     def progressed(self, number: int, share: float, note: str) -> None:
-        """So much of a job's epochs is done, 0 … 1."""
         self.watcher.progressed(self.jobs[number], share, note)
 
     def finished(self, number: int, outcome: Outcome) -> None:
-        """A job is done."""
         self.outcomes[number] = outcome
         self.watcher.finished(self.jobs[number], outcome)
 
     def failed(self, number: int, why: str) -> None:
-        """A job cannot be done; the others go on."""
         self.failures[number] = why
         self.watcher.failed(self.jobs[number], why)
 
@@ -81,7 +77,7 @@ class Tally:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """While it is on, SIGTERM raises KeyboardInterrupt in the main thread."""
+    """Within it, SIGTERM raises KeyboardInterrupt in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,23 +103,9 @@ class JobProgress(Listener):
         self.tell(share, f"epoch {epoch + 1} · loss {loss:.3f}")
 
 
-def run_locally(tally: Tally, *, workers: int = 1, threads: int | None = None) -> None:
-    """Do the jobs that wait.
-
-    With `workers` above 1 each has `threads` threads (its share of the cores, unless given).
-    """
-    if workers < 1:
-        raise EngineError(f"workers={workers}; give one or more")
-    if workers == 1:
-        _in_process(tally, threads)
-        return
-    share = threads or max(1, torch.get_num_threads() // workers)
-    _in_processes(tally, min(workers, len(tally.waiting)), share)
-
-
-def _in_process(tally: Tally, threads: int | None) -> None:
+def _in_process(tally: Tally, threads: int) -> None:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(threads)
     try:
         for number in tally.waiting:
             tally.started(number)
@@ -222,11 +204,10 @@ def run_jobs(
     SIGTERM let the jobs that run save, and raise `InterruptedTraining`. Results do not depend on
     the engine, only on `threads`, those of each job.
 
-    "local" runs jobs in this process, or in `workers` processes. "ray" runs them on the Ray cluster
-    at `address` ("auto", or HOST:PORT; None starts one of its own on this machine), each with
-    `cpus_per_job` and `gpus_per_job`, and again where a worker or a node dies. There the jobs'
-    folders must be on a file system that all nodes share, or `shared` be the URL (of any kind that
-    fsspec knows) of one.
+    "local" runs jobs in this process, or in `workers` processes. "ray" runs them on the Ray cluster at `address`
+    ("auto", or HOST:PORT; None starts one of its own on this machine), each with `cpus_per_job` and `gpus_per_job`, and
+    again where a worker or a node dies. There the jobs' folders must be on a file system that all nodes share, or
+    `shared` must be the URL of a folder that they share, of any kind that fsspec knows.
     """
     if engine not in get_args(Engine):
         raise EngineError(f"engine {engine!r} is not one of {', '.join(get_args(Engine))}")
@@ -234,12 +215,15 @@ def run_jobs(
     tally = Tally(jobs, watcher)
     try:
         if engine == "ray":
-            from polymask.benchmarks.ray import RayOptions, Share, run_on_ray
+            from polymask.benchmarks.ray import RayOptions, run_on_ray
 
-            share = Share(cpus_per_job, gpus_per_job)
-            run_on_ray(tally, RayOptions(share, address, each, shared))
+            run_on_ray(tally, RayOptions(cpus_per_job, gpus_per_job, address, each, shared))
+        elif workers < 1:
+            raise EngineError(f"workers={workers}; give one or more")
+        elif workers == 1:
+            _in_process(tally, each)
         else:
-            run_locally(tally, workers=workers, threads=each)
+            _in_processes(tally, min(workers, len(tally.waiting)), each)
     except (KeyboardInterrupt, InterruptedTraining) as stopped:
         raise InterruptedTraining(
             f"stopped with {len(tally.outcomes)} of {len(jobs)} jobs done; those that ran have "
@@ -250,8 +234,5 @@ def run_jobs(
 
 def threads_of_a_job(engine: Engine, workers: int, threads: int | None, cpus_per_job: float = 1) -> int:
     """How many threads each job runs with: those asked for, or its share of the cores."""
-    if threads is not None:
-        return threads
-    if engine == "ray":
-        return max(1, int(cpus_per_job))
-    return max(1, torch.get_num_threads() // max(1, workers))
+    share = int(cpus_per_job) if engine == "ray" else torch.get_num_threads() // max(1, workers)
+    return max(1, share) if threads is None else threads

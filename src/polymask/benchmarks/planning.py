@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from polymask import __version__
-from polymask.benchmarks.jobs import BaseName, Job, load_domain_data
-from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, read_record
+from polymask.benchmarks.jobs import BaseName, Job, eval_loader, load_domain_data
+from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, Tuned, read_record
 from polymask.benchmarks.search import (
     Ladder,
     choose,
     ladders_of,
-    learns_but_the_head,
-    nothing_searched,
+    learns_only_its_head,
     same_search,
     trials_of,
     with_values,
@@ -25,23 +24,17 @@ from polymask.benchmarks.search import (
 from polymask.benchmarks.suites import Protocol, Suite, deviations
 from polymask.core.base import Base
 from polymask.core.registry import skeleton
-from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData
-from polymask.data.loader import Loader
-from polymask.data.preprocess import eval_transform
 from polymask.errors import BenchmarkError, near_matches
 from polymask.files import check_name
 from polymask.nets.zoo import load_base
 from polymask.train.predict import accuracy, own_network
-from polymask.train.recipe import MethodText, Recipe, read_method
+from polymask.train.recipe import Recipe, read_method
 from polymask.train.state import plain
 
 DOWN, UP = "down", "up"
 SEARCH = "search"  # the folder of a search's jobs, among those of methods
-_MAY_GROW = (
-    *("methods", "seeds", "command", "environment", "own_accuracy"),
-    *("tuning", "protocols"),
-)
+_MAY_GROW = ("methods", "seeds", "command", "environment", "own_accuracy", "tuning", "protocols")
 
 
 @dataclass(frozen=True)
@@ -68,8 +61,7 @@ class Request:
         return tuple(n for n in self.suite.domains if not self.search_on or n in self.search_on)
 
     @property
-    def first_seed(self) -> int:
-        """The seed of the search."""
+    def search_seed(self) -> int:
         return min(self.seeds)
 
 
@@ -83,16 +75,16 @@ def make_plan(request: Request) -> Plan:
         method = row.method(request.protocol.recipe)
         method.check_own(request.suite.own is not None)
         skeleton(base, method.first_stage(), ["a", "b"])
-    known = {"", *request.suite.domains}
-    for domain in request.suite.domains:
+    known = request.suite.domains
+    for domain in known:
         check_name(domain)
     for domain, _ in request.protocol.classes:
-        if domain not in known:
-            raise BenchmarkError(f"classes of {domain!r} are asked for; {near_matches(domain, known - {''})}")
+        if domain and domain not in known:
+            raise BenchmarkError(f"classes of {domain!r} are asked for; {near_matches(domain, known)}")
     for domain in request.search_on:
-        if domain not in known:
-            raise BenchmarkError(f"a search on {domain!r} is asked for; {near_matches(domain, known - {''})}")
-    plan = _plan(request, base, methods)
+        if domain and domain not in known:
+            raise BenchmarkError(f"a search on {domain!r} is asked for; {near_matches(domain, known)}")
+    plan = _plan(request, base)
     _check_same(request.out, plan)
     for text in request.methods:
         _trials(request, plan, text)  # an earlier search of another kind is refused
@@ -106,7 +98,7 @@ def search_jobs(request: Request, plan: Plan) -> list[Job]:
         job
         for text in request.methods
         for values in _trials(request, plan, text)
-        for job in _trial_jobs(request, plan, text, values)
+        for job in _trial_jobs(request, text, values)
     ]
 
 
@@ -116,12 +108,12 @@ def conclude(request: Request, plan: Plan, outcomes: Sequence[Outcome]) -> Plan:
     for text in request.methods:
         trials = []
         for values in _trials(request, plan, text):
-            count = len(_trial_jobs(request, plan, text, values))
+            count = len(_trial_jobs(request, text, values))
             trials.append((values, left[:count]))
             left = left[count:]
         if trials:
             ladders = ladders_of(text, request.ladders)
-            tuning[text] = choose(ladders, request.search_domains, request.first_seed, trials)
+            tuning[text] = choose(ladders, request.search_domains, request.search_seed, trials)
     plan = replace(plan, tuning=tuning)
     plan = replace(plan, protocols=_protocols(request, plan))
     plan.write(request.out)
@@ -133,42 +125,37 @@ def final_jobs(request: Request, plan: Plan) -> list[Job]:
     jobs = []
     for seed in request.seeds:
         for text in request.methods:
-            chosen = plan.tuning[text].chosen if text in plan.tuning else {}
-            job = _prototype(request, plan, text, with_values(text, chosen), seed)
-            jobs += _spread(job, request, request.out, tuple(request.suite.domains))
+            trained_as = with_values(text, plan.chosen(text))
+            jobs += _jobs(request, text, trained_as, seed, request.out, tuple(request.suite.domains))
     return jobs
 
 
-def _plan(request: Request, base: Base, rows: Mapping[str, MethodText]) -> Plan:
+def _plan(request: Request, base: Base) -> Plan:
     suite, protocol = request.suite, request.protocol
     facts = {name: _facts(source, load_domain_data(name, source, protocol)) for name, source in suite.domains.items()}
     notes = {name: fact.notes for name, fact in facts.items() if fact.notes}
     before = _earlier(request.out)
-    own = None if suite.own is None else suite.own[0]
     if before is not None and before.fingerprint == base.fingerprint:
         own_accuracy = before.own_accuracy
     else:
         own_accuracy = None if suite.own is None else _own_accuracy(base, *suite.own, protocol, request.cache)
-    earlier_methods = () if before is None else before.methods
-    earlier_seeds = () if before is None else before.seeds
     tuning = dict(() if before is None else before.tuning)
-    for text, row in rows.items():
-        if ladders_of(text, request.ladders) and not learns_but_the_head(base, row, protocol.recipe):
-            fields = {ladder.field for ladder in ladders_of(text, request.ladders)}
-            if "head_rate" not in fields:
-                tuning[text] = nothing_searched(request.first_seed, "only its head learns")
+    for text in request.methods:
+        fields = {ladder.field for ladder in ladders_of(text, request.ladders)}
+        if fields and "head_rate" not in fields and learns_only_its_head(base, text, protocol.recipe):
+            tuning[text] = Tuned((), (), request.search_seed, (), {}, "only its head learns")
     plan = Plan(
         benchmark=suite.name,
         base=base.name,
         fingerprint=base.fingerprint,
         parameters=sum(p.numel() for p in base.net.parameters()),
-        methods=tuple(dict.fromkeys([*earlier_methods, *request.methods])),
-        seeds=tuple(sorted({*earlier_seeds, *request.seeds})),
+        methods=tuple(dict.fromkeys([*(() if before is None else before.methods), *request.methods])),
+        seeds=tuple(sorted({*(() if before is None else before.seeds), *request.seeds})),
         recipe=plain(protocol.recipe.to_json()),
         selection=protocol.selection,
         crops=protocol.crops,
         domains=facts,
-        own=own,
+        own=None if suite.own is None else suite.own[0],
         own_accuracy=own_accuracy,
         deviations=deviations(suite, protocol, base.name, notes),
         command=request.command,
@@ -184,8 +171,7 @@ def _protocols(request: Request, plan: Plan) -> dict[str, dict[str, Any]]:
     found = dict(plan.protocols)
     common = request.protocol.recipe
     for text in request.methods:
-        chosen = plan.tuning[text].chosen if text in plan.tuning else {}
-        row = read_method(with_values(text, chosen)).recipe(common)
+        row = read_method(with_values(text, plan.chosen(text))).recipe(common)
         then, now = plain(common.to_json()), plain(row.to_json())
         found[text] = {name: now[name] for name in now if now[name] != then[name]}
     return {text: dict(differing) for text, differing in found.items() if differing}
@@ -198,7 +184,7 @@ def _trials(request: Request, plan: Plan, text: str) -> list[dict[str, Any]]:
     made = plan.tuning.get(text)
     if made is None or not trials:
         return trials
-    if made.trials and not same_search(made, trials, request.search_domains, request.first_seed):
+    if made.trials and not same_search(made, trials, request.search_domains, request.search_seed):
         raise BenchmarkError(
             f"{request.out} holds another search for {text} ({', '.join(made.fields)} on "
             f"{', '.join(made.domains)}); ask for the same, or give another --out"
@@ -206,13 +192,11 @@ def _trials(request: Request, plan: Plan, text: str) -> list[dict[str, Any]]:
     return []
 
 
-def _trial_jobs(request: Request, plan: Plan, text: str, values: Mapping[str, Any]) -> list[Job]:
-    job = _prototype(request, plan, text, with_values(text, values), request.first_seed)
-    job = replace(job, protocol=replace(request.protocol, searching=True))
+def _trial_jobs(request: Request, text: str, values: Mapping[str, Any]) -> list[Job]:
     label = with_values("", values).lstrip(":").replace(":", "+")
-    one_order = replace(request, directions=(DOWN,))
-    out = request.out / SEARCH / label
-    return _spread(job, one_order, out, request.search_domains)
+    searching = replace(request, directions=(DOWN,), protocol=replace(request.protocol, searching=True))
+    out, trained_as = request.out / SEARCH / label, with_values(text, values)
+    return _jobs(searching, text, trained_as, request.search_seed, out, request.search_domains)
 
 
 def _facts(source: str, data: DomainData) -> DomainFacts:
@@ -237,11 +221,7 @@ def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol, cache:
             f"{getattr(base.head, 'out_features', 'another form')}; take that folder out of the "
             "data, or give the base that was trained on it"
         )
-    spec = protocol.recipe.input(base.input, squash=data.squash)
-    preprocess = eval_transform(data, spec, crops=protocol.crops_of(data.mirror))
-    (cached,) = cache_splits([data.test], preprocess.shrink, folder=cache)
-    images = Loader(cached, preprocess, batch_size=64)
-    return accuracy(own_network(base), images, base)
+    return accuracy(own_network(base), eval_loader(base, data, data.test, protocol, cache), base)
 
 
 def _earlier(out: Path) -> Plan | None:
@@ -264,44 +244,34 @@ def _check_same(out: Path, plan: Plan) -> None:
             )
 
 
-def _prototype(request: Request, plan: Plan, text: str, trained_as: str, seed: int) -> Job:
-    """A job without its domains and its folder."""
-    return Job(
-        base=request.base,
-        method=text,
-        trained_as=trained_as,
-        domains=(),
-        seed=seed,
-        direction="",
-        protocol=request.protocol,
-        total=len(plan.domains) + 1,
-        folder=request.out,
-        own=request.suite.own,
-        cache=request.cache,
-    )
-
-
-def _spread(job: Job, request: Request, out: Path, names: Sequence[str]) -> list[Job]:
+def _jobs(request: Request, text: str, trained_as: str, seed: int, out: Path, names: Sequence[str]) -> list[Job]:
     """A job for each domain, or one for all of them where a method cannot treat them alone."""
-    method = read_method(job.trained_as).method(job.protocol.recipe)
-    domains = tuple((name, request.suite.domains[name]) for name in names)
-    jobs = []
-    for direction, chosen in _groups(method.alone, method.ordered, domains, request):
-        part = f"together-{direction}" if direction else chosen[0][0]
-        folder = out / job.method.replace(":", "+") / part / f"seed-{job.seed}"
-        jobs.append(replace(job, domains=chosen, direction=direction, folder=folder))
-    return jobs
-
-
-def _groups(
-    alone: bool, ordered: bool, domains: tuple[tuple[str, str], ...], request: Request
-) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
-    if alone:
-        return [("", (domain,)) for domain in domains]
-    if not ordered:
-        return [(DOWN, domains)]
-    orders = {DOWN: domains, UP: domains[::-1]}
-    return [(direction, orders[direction]) for direction in request.directions]
+    suite, protocol = request.suite, request.protocol
+    method = read_method(trained_as).method(protocol.recipe)
+    domains = tuple((name, suite.domains[name]) for name in names)
+    groups: list[tuple[str, str, tuple[tuple[str, str], ...]]]
+    if method.alone:
+        groups = [("", domain[0], (domain,)) for domain in domains]
+    else:
+        orders = {DOWN: domains, UP: domains[::-1]}
+        directions = request.directions if method.ordered else (DOWN,)
+        groups = [(direction, f"together-{direction}", orders[direction]) for direction in directions]
+    return [
+        Job(
+            base=request.base,
+            method=text,
+            trained_as=trained_as,
+            domains=chosen,
+            seed=seed,
+            direction=direction,
+            protocol=protocol,
+            total=len(suite.domains) + 1,
+            folder=out / text.replace(":", "+") / part / f"seed-{seed}",
+            own=suite.own,
+            cache=request.cache,
+        )
+        for direction, part, chosen in groups
+    ]
 
 
 def environment(request: Request) -> dict[str, str]:

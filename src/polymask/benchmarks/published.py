@@ -1,21 +1,19 @@
-"""What the paper and its rivals printed: as data, recomputed, and beside a table of runs.
+"""What the paper and its rivals printed: tables as data, what they come to when recomputed, and beside a table of runs.
 
-What the paper and its rivals printed: tables as data, and what they come to when recomputed.
-
-The paper is Mancini et al., arXiv 2103.13894. Its numbers are in published.json as they are
-printed, right or wrong; `disagreements` finds those that its own accuracies do not allow.
+The paper is Mancini et al., arXiv 2103.13894. Its numbers are in published.json as they are printed, right or wrong;
+`disagreements` finds those that its own accuracies do not allow.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from polymask.benchmarks.score import Score, canonical, score
-from polymask.benchmarks.suites import BENCHMARKS, DECATHLON, IMAGENET_TO_SKETCH, Benchmark
-from polymask.benchmarks.tables import ResultTable, Row
+from polymask.benchmarks.score import Score, score
+from polymask.benchmarks.suites import BENCHMARKS, DECATHLON, IMAGENET_TO_SKETCH, Benchmark, canonical
+from polymask.benchmarks.tables import ResultRow, ResultTable
 from polymask.errors import BenchmarkError, near_matches
 
 
@@ -39,8 +37,8 @@ class PublishedRow:
 class PublishedTable:
     """A table of results: one benchmark, accuracies to `decimals` places.
 
-    `base` is polymask's name for the network of the paper's own rows. On ImageNet-to-Sketch all
-    rows have it; on the decathlon other papers' rows have other networks of about the same size.
+    `base` is polymask's name for the network of the paper's own rows. On ImageNet-to-Sketch all rows have it; on the
+    decathlon other papers' rows have other networks of about the same size.
     """
 
     name: str
@@ -53,14 +51,8 @@ class PublishedTable:
     def recompute(self, system: str) -> Score:
         """The score that the printed accuracies give, with the interval of their rounding."""
         row = self.rows[system]
-        return score(
-            self.benchmark,
-            row.accuracy,
-            reference=self.reference,
-            params=row.params,
-            decimals=self.decimals,
-            reference_decimals=self.decimals,
-        )
+        rounded = {"decimals": self.decimals, "reference_decimals": self.decimals}
+        return score(self.benchmark, row.accuracy, reference=self.reference, params=row.params, **rounded)
 
 
 @dataclass(frozen=True)
@@ -77,8 +69,8 @@ class AblationRow:
 class PreciseRow:
     """A decathlon row that is known to two decimals.
 
-    `provenance` is "read" (in a results table of a public repository) or "recalled" (from the cited
-    paper, and not read again: rely on it only as far as its score agrees).
+    `provenance` is "read" (in a results table of a public repository) or "recalled" (from the cited paper, and not
+    checked: rely on it only as far as its score agrees).
     """
 
     label: str
@@ -94,7 +86,7 @@ class Disagreement:
 
     table: str
     system: str
-    cell: Literal["score", "score_per_param"]
+    cell: str  # score or score_per_param
     printed: int
     recomputed: float
     low: float
@@ -104,7 +96,13 @@ class Disagreement:
 @cache
 def published_tables() -> dict[str, PublishedTable]:
     """The paper's tables of results: resnet50, densenet121, vgg16 and decathlon."""
-    return {content["name"]: _table(content) for content in _content()["tables"]}
+    found = {}
+    for content in _content()["tables"]:
+        rows = {row["system"]: PublishedRow(**row) for row in _rows(content)}
+        reference = rows[content["reference"]].accuracy if content["reference"] else None
+        kept = {name: content[name] for name in ("name", "benchmark", "base", "decimals")}
+        found[content["name"]] = PublishedTable(**kept, rows=rows, reference=reference)
+    return found
 
 
 def published_table(name: str) -> PublishedTable:
@@ -119,15 +117,7 @@ def published_table(name: str) -> PublishedTable:
 def published_ablations() -> dict[str, tuple[AblationRow, ...]]:
     """The paper's two tables of ablations, on resnet50 and densenet121, without ImageNet."""
     return {
-        content["name"]: tuple(
-            AblationRow(
-                row["method"],
-                row["label"],
-                tuple(row["k"]),
-                dict(zip(content["domains"], row["accuracy"], strict=True)),
-            )
-            for row in content["rows"]
-        )
+        content["name"]: tuple(AblationRow(**row | {"k": tuple(row["k"])}) for row in _rows(content))
         for content in _content()["ablations"]
     }
 
@@ -135,52 +125,7 @@ def published_ablations() -> dict[str, tuple[AblationRow, ...]]:
 @cache
 def precise_rows() -> tuple[PreciseRow, ...]:
     """The decathlon rows that are known to two decimals."""
-    content = _content()["two_decimals"]
-    return tuple(
-        PreciseRow(
-            row["label"],
-            row["method"],
-            dict(zip(content["domains"], row["accuracy"], strict=True)),
-            row["score"],
-            row["provenance"],
-        )
-        for row in content["rows"]
-    )
-
-
-def disagreements() -> list[Disagreement]:
-    """Every printed score, and score per parameter, that its row's accuracies do not allow."""
-    found = []
-    for table in published_tables().values():
-        for system, row in table.rows.items():
-            whole = table.recompute(system)
-            cells: tuple[tuple[Literal["score", "score_per_param"], int, float], ...] = (
-                ("score", row.score, 1.0),
-                ("score_per_param", row.score_per_param, row.params),
-            )
-            for cell, printed, over in cells:
-                low, high = whole.low / over, whole.high / over
-                if not low - 0.5 <= printed <= high + 0.5:  # printed without decimals
-                    recomputed = whole.score / over
-                    found.append(Disagreement(table.name, system, cell, printed, recomputed, low, high))
-    return found
-
-
-def _table(content: dict[str, Any]) -> PublishedTable:
-    domains = content["domains"]
-    rows = {
-        row["system"]: PublishedRow(**row | {"accuracy": dict(zip(domains, row["accuracy"], strict=True))})
-        for row in content["rows"]
-    }
-    reference = content["reference"]
-    return PublishedTable(
-        content["name"],
-        content["benchmark"],
-        content["base"],
-        content["decimals"],
-        rows,
-        rows[reference].accuracy if reference else None,
-    )
+    return tuple(PreciseRow(**row) for row in _rows(_content()["two_decimals"]))
 
 
 @cache
@@ -190,15 +135,36 @@ def _content() -> dict[str, Any]:
     return content
 
 
+def _rows(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """A table's rows, their accuracies by domain."""
+    domains = content["domains"]
+    return [row | {"accuracy": dict(zip(domains, row["accuracy"], strict=True))} for row in content["rows"]]
+
+
+def disagreements() -> list[Disagreement]:
+    """Every printed score, and score per parameter, that its row's accuracies do not allow."""
+    found = []
+    for table in published_tables().values():
+        for system, row in table.rows.items():
+            whole = table.recompute(system)
+            cells = {"score": (row.score, 1.0), "score_per_param": (row.score_per_param, row.params)}
+            for cell, (printed, over) in cells.items():
+                low, high = whole.low / over, whole.high / over
+                if not low - 0.5 <= printed <= high + 0.5:  # printed without decimals
+                    recomputed = whole.score / over
+                    found.append(Disagreement(table.name, system, cell, printed, recomputed, low, high))
+    return found
+
+
 LEAST_ABLATIONS = 3  # methods of the ablation that runs must have before it is a table
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A published table for a table of runs.
+class PublishedMatch:
+    """The published table that goes with a table of runs.
 
-    `shared` gives the runs' name of each published domain that they have. `shared_scores` are the
-    published systems' scores over those alone, where they are not all.
+    `shared` gives the runs' name of each published domain that they have. `shared_scores` are the published systems'
+    scores over those alone, where they are not all.
     """
 
     table: PublishedTable
@@ -208,6 +174,16 @@ class Beside:
     shared_scores: Mapping[str, float]
     misprints: Mapping[tuple[str, str], float]  # (system, cell) -> what it should be
 
+    def to_json(self) -> dict[str, Any]:
+        scores, rows = self.shared_scores, self.table.rows
+        return {
+            "table": self.table.name,
+            "base": self.table.base,
+            "same_base": self.same_base,
+            "shared": dict(self.shared),
+            "rows": [asdict(row) | {"shared_score": scores.get(system)} for system, row in rows.items()],
+        }
+
 
 @dataclass(frozen=True)
 class Ablation:
@@ -216,11 +192,11 @@ class Ablation:
     method: str
     label: str
     k: tuple[float | Literal["learned"], ...]
-    row: Row | None
+    row: ResultRow | None
     published: Mapping[str, Mapping[str, float]]  # by table, then by our name of the domain
 
 
-def find_published(table: ResultTable) -> Beside | None:
+def find_published(table: ResultTable) -> PublishedMatch | None:
     """The published table for the benchmark, preferably on the same network."""
     plan = table.plan
     choices = [t for t in published_tables().values() if t.benchmark == plan.benchmark]
@@ -235,51 +211,39 @@ def find_published(table: ResultTable) -> Beside | None:
     if not same:
         remark += f"; the runs of this report are on {plan.base}"
     benchmark = BENCHMARKS[plan.benchmark]
-    shared = {name: c for c in table.columns if (name := canonical(benchmark, c)) is not None}
-    shared = {domain: shared[domain] for domain in benchmark.domains if domain in shared}
-    wrong = [found for found in disagreements() if found.table == chosen.name]
-    misprints = {(found.system, str(found.cell)): found.recomputed for found in wrong}
-    return Beside(chosen, bool(same), f"{remark}.", shared, _shared_scores(chosen, shared), misprints)
+    ours = {canonical(benchmark, column): column for column in table.columns}
+    shared = {domain: ours[domain] for domain in benchmark.domains if domain in ours}
+    misprints = {(d.system, d.cell): d.recomputed for d in disagreements() if d.table == chosen.name}
+    return PublishedMatch(chosen, bool(same), f"{remark}.", shared, _shared_scores(chosen, shared), misprints)
+
+
+def _shared_scores(table: PublishedTable, shared: Mapping[str, str]) -> dict[str, float]:
+    benchmark = BENCHMARKS[table.benchmark]
+    reference = benchmark.reference or table.reference
+    if not shared or len(shared) == len(benchmark.domains) or reference is None:
+        return {}
+    part = Benchmark(table.benchmark, dict.fromkeys(shared, ()))
+    theirs = {domain: reference[domain] for domain in shared}
+    return {
+        system: score(part, {domain: row.accuracy[domain] for domain in shared}, reference=theirs).score
+        for system, row in table.rows.items()
+    }
 
 
 def find_ablations(table: ResultTable) -> tuple[Ablation, ...]:
     """The ablation's twelve rows; none where the runs have less than three of its methods."""
     tables = published_ablations()
     rows = next(iter(tables.values()))
-    done = [r for r in rows if (found := table.row(r.method)) is not None and found.outcomes]
-    if len(done) < LEAST_ABLATIONS:
+    done = [table.row(row.method) for row in rows]
+    if sum(row is not None and bool(row.outcomes) for row in done) < LEAST_ABLATIONS:
         return ()
-    return tuple(
-        Ablation(
-            row.method,
-            row.label,
-            row.k,
-            table.row(row.method),
-            {name: _ours_only(table, rows[place]) for name, rows in tables.items()},
-        )
-        for place, row in enumerate(rows)
-    )
-
-
-def _shared_scores(table: PublishedTable, shared: Mapping[str, str]) -> dict[str, float]:
-    benchmark = BENCHMARKS[table.benchmark]
-    if not shared or len(shared) == len(benchmark.domains):
-        return {}
-    reference = benchmark.reference or table.reference
-    if reference is None:
-        return {}
-    part = Benchmark(table.benchmark, dict.fromkeys(shared, ()))
-    return {
-        system: score(
-            part,
-            {domain: row.accuracy[domain] for domain in shared},
-            reference={domain: reference[domain] for domain in shared},
-        ).score
-        for system, row in table.rows.items()
-    }
-
-
-def _ours_only(table: ResultTable, row: AblationRow) -> dict[str, float]:
-    """A published row's accuracies on the domains that the runs have, by our names for them."""
     names = {domain: canonical(IMAGENET_TO_SKETCH, domain) for domain in table.plan.domains}
-    return {ours: row.accuracy[name] for ours, name in names.items() if name in row.accuracy}
+    found = []
+    for place, row in enumerate(rows):
+        printed = {name: rows[place].accuracy for name, rows in tables.items()}
+        published = {
+            name: {ours: accuracy[domain] for ours, domain in names.items() if domain in accuracy}
+            for name, accuracy in printed.items()
+        }
+        found.append(Ablation(row.method, row.label, row.k, done[place], published))
+    return tuple(found)

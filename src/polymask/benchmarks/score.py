@@ -1,25 +1,23 @@
-"""The score of both benchmarks, what it is measured against, and the accuracies that it is made of.
-
-The score of both benchmarks, with the interval that rounded accuracies leave open.
+"""The score of both benchmarks, with the interval that rounded accuracies leave open; and the accuracies it is made of.
 
     S   = sum over domains d of  alpha_d · max(0, E_d^max − E_d)²
     S_p = S / #Params
 
-E_d is the test error in percent, E_d^max twice that of the reference, alpha_d = 1000 / (E_d^max)².
-So a domain gives 250 points at the reference's accuracy, 1000 without any error, and none from
-twice the reference's error on.
+E_d is the test error in percent, E_d^max twice that of the reference, alpha_d = 1000 / (E_d^max)². So a domain gives
+250 points at the reference's accuracy, 1000 without any error, and none from twice the reference's error on.
 """
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from polymask.benchmarks.records import Plan
-from polymask.benchmarks.suites import BENCHMARKS, DECATHLON, Benchmark, get_benchmark
+from polymask.benchmarks.records import Plan, counted
+from polymask.benchmarks.suites import BENCHMARKS, DECATHLON, Benchmark, canonical, get_benchmark
 from polymask.errors import BenchmarkError
 
 
@@ -36,7 +34,6 @@ class Score:
     score_per_param: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields; the score per parameter only where there is one."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -51,12 +48,12 @@ def score(
 ) -> Score:
     """Score accuracies in percent, one for each domain of the benchmark.
 
-    ImageNet-to-Sketch needs `reference`, the accuracies of the individual networks of the same
-    backbone; the decathlon has its own. `params` is #Params, the size relative to one network.
+    ImageNet-to-Sketch needs `reference`, the accuracies of the individual networks of the same backbone; the decathlon
+    has its own. `params` is #Params, the size relative to one network.
 
-    `decimals` says that the accuracies are rounded to so many, `reference_decimals` the same of the
-    reference. Each true value may then lie half a unit of the last place to either side, on its
-    own, and `low` and `high` are the scores at the two ends. None stands for exact values.
+    `decimals` says to how many the accuracies are rounded, `reference_decimals` the same of the reference. Each true
+    value may then lie half a unit of the last place to either side, and `low` and `high` are the scores at the two
+    ends. None stands for exact values.
     """
     if isinstance(benchmark, str):
         benchmark = get_benchmark(benchmark)
@@ -68,22 +65,13 @@ def score(
     half_reference = 0.0 if benchmark.reference is not None else _half_unit(reference_decimals)
     per_domain = {d: _points(mine[d], theirs[d]) for d in benchmark.domains}
     total = sum(per_domain.values())
-    return Score(
-        benchmark.name,
-        total,
-        sum(_points(mine[d] - half, theirs[d] + half_reference) for d in benchmark.domains),
-        sum(_points(mine[d] + half, theirs[d] - half_reference) for d in benchmark.domains),
-        per_domain,
-        mine,
-        None if params is None else total / params,
-    )
+    low = sum(_points(mine[d] - half, theirs[d] + half_reference) for d in benchmark.domains)
+    high = sum(_points(mine[d] + half, theirs[d] - half_reference) for d in benchmark.domains)
+    return Score(benchmark.name, total, low, high, per_domain, mine, None if params is None else total / params)
 
 
 def _points(accuracy: float, reference: float) -> float:
-    """1000 · max(0, 1 − E / E^max)²: what the formula above is, for one domain.
-
-    It rises with the accuracy and falls with the reference's.
-    """
+    """1000 · max(0, 1 − E / E^max)²: the formula above for one domain. It falls as the reference's accuracy rises."""
     error = 100 - min(100.0, max(0.0, accuracy))
     worst = 2 * (100 - min(100.0, max(0.0, reference)))
     if worst == 0:  # only at the end of an interval: any error is too much
@@ -125,11 +113,8 @@ def _half_unit(decimals: int | None) -> float:
     return float(f"5e-{decimals + 1}")
 
 
-_PARTS = ("accuracy", "reference", "params")
-
-
 @dataclass(frozen=True)
-class Row:
+class RoundedValues:
     """Accuracies in percent by name of domain, and the decimals that they are written with."""
 
     values: dict[str, float]
@@ -140,8 +125,8 @@ class Row:
 class Accuracies:
     """What a file says of one system."""
 
-    accuracy: Row
-    reference: Row | None = None
+    accuracy: RoundedValues
+    reference: RoundedValues | None = None
     params: float | None = None
 
 
@@ -155,21 +140,19 @@ def read_accuracies(path: str | Path) -> Accuracies:
     if "accuracy" not in content:
         content = {"accuracy": content}
     for name in content:
-        if name not in _PARTS:
+        if name not in ("accuracy", "reference", "params"):
             raise BenchmarkError(
                 f'{path}: {name!r} has no meaning beside "accuracy"; there may be "reference" and "params"'
             )
     params = content.get("params")
     if params is not None and not isinstance(params, Decimal):
         raise BenchmarkError(f"{path}: params must be a number, as 1.17")
-    return Accuracies(
-        _row(path, content["accuracy"], "accuracy"),
-        _row(path, content["reference"], "reference") if "reference" in content else None,
-        None if params is None else float(params),
-    )
+    accuracy = _rounded(path, content["accuracy"], "accuracy")
+    reference = _rounded(path, content["reference"], "reference") if "reference" in content else None
+    return Accuracies(accuracy, reference, None if params is None else float(params))
 
 
-def _row(path: Path, content: Any, what: str) -> Row:
+def _rounded(path: Path, content: Any, what: str) -> RoundedValues:
     if not isinstance(content, dict) or not content:
         raise BenchmarkError(f"{path}: {what} must give a percentage for each domain by its name")
     for name, value in content.items():
@@ -177,14 +160,8 @@ def _row(path: Path, content: Any, what: str) -> Row:
             raise BenchmarkError(f"{path}: the {what} of {name!r} must be a number, as 82.4")
     if 0 < max(content.values()) <= 1:
         raise BenchmarkError(f"{path}: no {what} is above 1, so they look like fractions; give percent, 82.4 for 0.824")
-    values = {name: float(value) for name, value in content.items()}
-    return Row(values, max(_decimals(value) for value in content.values()))
-
-
-def _decimals(value: Decimal) -> int:
-    exponent = value.as_tuple().exponent
-    assert isinstance(exponent, int)  # JSON has no NaN, and the reader below refuses it
-    return max(0, -exponent)
+    decimals = max(0, *(-int(value.as_tuple().exponent) for value in content.values()))
+    return RoundedValues({name: float(value) for name, value in content.items()}, decimals)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -206,16 +183,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r} is there twice")
-        found[name] = value
-    return found
+    counts = Counter(name for name, _ in pairs)
+    if len(counts) < len(pairs):
+        raise ValueError(f"{counts.most_common(1)[0][0]!r} is there twice")
+    return dict(pairs)
 
 
 @dataclass(frozen=True)
@@ -241,33 +216,19 @@ def find_reference(plan: Plan, columns: Sequence[str], individual: Mapping[str, 
     """
     whole = is_whole(plan.benchmark, columns)
     if whole and plan.benchmark == DECATHLON.name:
-        return Reference(
-            DECATHLON,
-            DECATHLON.reference,
-            whole=True,
-            official=True,
-            remark="The score is measured against the organisers' networks, over all ten domains.",
-        )
+        remark = "The score is measured against the organisers' networks, over all ten domains."
+        return Reference(DECATHLON, DECATHLON.reference, whole=True, official=True, remark=remark)
     trouble = _trouble(columns, individual)
     if trouble or individual is None:
         return Reference(None, None, whole, official=False, remark=f"No score: {trouble}")
     remark = "The score is measured against the individual networks (finetune) of these runs"
-    counted = f"{len(columns)} domain{'s' if len(columns) != 1 else ''}"
     if whole:
         remark += f", over all {len(columns)} domains of {plan.benchmark}."
         benchmark = BENCHMARKS[plan.benchmark]
     else:
-        remark += f", over {counted}{_of_how_many(plan.benchmark, columns)}."
+        remark += f", over {counted(len(columns), 'domain')}{_of_how_many(plan.benchmark, columns)}."
         benchmark = Benchmark(plan.benchmark, dict.fromkeys(columns, ()))
     return Reference(benchmark, individual, whole, official=False, remark=remark)
-
-
-def canonical(benchmark: Benchmark, name: str) -> str | None:
-    """What a benchmark calls a domain, or None if it has no such domain."""
-    try:
-        return benchmark.find(name)
-    except BenchmarkError:
-        return None
 
 
 def is_whole(benchmark: str, columns: Sequence[str]) -> bool:
@@ -297,7 +258,7 @@ def _trouble(columns: Sequence[str], individual: Mapping[str, float] | None) -> 
 def _of_how_many(name: str, columns: Sequence[str]) -> str:
     known = BENCHMARKS.get(name)
     if known is None:
-        return f" of {name}, which is no published benchmark: it compares the rows of this table only"
+        return f" of {name}, which is not a published benchmark: it compares the rows of this table only"
     names = {column: canonical(known, column) for column in columns}
     lacking = [domain for domain in known.domains if domain not in names.values()]
     foreign = [column for column, domain in names.items() if domain is None]

@@ -1,10 +1,9 @@
 """The search for what suits each method, on validation and by one rule.
 
-For every value of a ladder (`rate=1e-4,3e-4,1e-3`), and every combination where there are several
-ladders, a method learns the named domains with the first seed, for as many epochs as in the runs,
-from their training images without val; what it reaches on val after the last epoch counts. The
-value with the best mean over the domains is chosen, of equals the one that comes first. Test
-images have no part in it. A value at which the loss is not finite is never chosen.
+For every value of a ladder (`rate=1e-4,3e-4,1e-3`), and every combination where there are several ladders, a method
+learns the named domains with the first seed, for as many epochs as in the runs, from their training images without val;
+what it reaches on val after the last epoch counts. The value with the best mean over the domains is chosen, of equals
+the one that comes first. Test images are not used. A value at which the loss is not finite is never chosen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from polymask.benchmarks.records import Outcome, Trial, Tuned
 from polymask.core.base import Base
 from polymask.core.registry import skeleton
 from polymask.errors import BenchmarkError
-from polymask.train.recipe import MethodText, Recipe, read_method, read_value, write_value
+from polymask.train.recipe import Recipe, read_method, read_value, write_value
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def read_ladder(text: str) -> Ladder:
 
 
 def ladders_of(text: str, ladders: Sequence[Ladder]) -> tuple[Ladder, ...]:
-    """Those for a method: its own, or else those for all; not of what its text has by hand."""
+    """Those for a method: its own, or else those for all; without fields that its text sets by hand."""
     row = read_method(text)
     own = [ladder for ladder in ladders if ladder.method in (text, row.name)]
     chosen = own or [ladder for ladder in ladders if not ladder.method]
@@ -55,10 +54,10 @@ def with_values(text: str, values: Mapping[str, Any]) -> str:
     return text + "".join(f":{name}={write_value(value)}" for name, value in values.items())
 
 
-def learns_but_the_head(base: Base, row: MethodText, recipe: Recipe) -> bool:
-    """Whether a method learns anything at the rates that are not the head's."""
-    groups = skeleton(base, row.method(recipe).first_stage(), ["a", "b"]).param_groups()
-    return any(parameters for name, parameters in groups.items() if name != "head")
+def learns_only_its_head(base: Base, text: str, recipe: Recipe) -> bool:
+    """Whether a method learns nothing at the rates that are not the head's."""
+    groups = skeleton(base, read_method(text).method(recipe).first_stage(), ["a", "b"]).param_groups()
+    return not any(parameters for name, parameters in groups.items() if name != "head")
 
 
 def choose(
@@ -72,19 +71,14 @@ def choose(
     best = max(found, key=lambda trial: -1.0 if trial.mean is None else trial.mean)
     if best.mean is None:
         raise BenchmarkError(f"none of the values {[dict(t.values) for t in found]} gave a finite loss; give others")
-    return Tuned(
-        fields=tuple(ladder.field for ladder in ladders),
-        domains=tuple(domains),
-        seed=seed,
-        trials=found,
-        chosen=dict(best.values),
-        remark=_remark(ladders, best.values),
-    )
-
-
-def nothing_searched(seed: int, remark: str) -> Tuned:
-    """A method for which there is nothing to search."""
-    return Tuned(fields=(), domains=(), seed=seed, trials=(), chosen={}, remark=remark)
+    ends = [
+        f"{ladder.field}={write_value(best.values[ladder.field])}"
+        for ladder in ladders
+        if len(ladder.values) > 1 and best.values[ladder.field] in (min(ladder.values), max(ladder.values))
+    ]
+    remark = f"{', '.join(ends)} is at the end of its ladder" if ends else ""
+    fields = tuple(ladder.field for ladder in ladders)
+    return Tuned(fields, tuple(domains), seed, found, dict(best.values), remark)
 
 
 def same_search(tuned: Tuned, trials: Sequence[Mapping[str, Any]], domains: Sequence[str], seed: int) -> bool:
@@ -95,12 +89,13 @@ def same_search(tuned: Tuned, trials: Sequence[Mapping[str, Any]], domains: Sequ
 
 def trials_of(text: str, ladders: Sequence[Ladder]) -> list[dict[str, Any]]:
     """The combinations of values to try, each known to make sense for the method."""
+    if not ladders:
+        return []
     names = [ladder.field for ladder in ladders]
-    columns = [ladder.values for ladder in ladders]
-    trials = [dict(zip(names, values, strict=True)) for values in product(*columns)]
+    trials = [dict(zip(names, values, strict=True)) for values in product(*(ladder.values for ladder in ladders))]
     for trial in trials:
         read_method(with_values(text, trial))
-    return trials if ladders else []
+    return trials
 
 
 def _trial(values: Mapping[str, Any], outcomes: Sequence[Outcome], domains: Sequence[str]) -> Trial:
@@ -111,12 +106,3 @@ def _trial(values: Mapping[str, Any], outcomes: Sequence[Outcome], domains: Sequ
     known = [accuracy for accuracy in reached.values() if accuracy is not None]
     mean = fmean(known) if known and len(known) == len(domains) else None
     return Trial(values=dict(values), accuracy=reached, mean=mean)
-
-
-def _remark(ladders: Sequence[Ladder], chosen: Mapping[str, Any]) -> str:
-    ends = [
-        f"{ladder.field}={write_value(chosen[ladder.field])}"
-        for ladder in ladders
-        if len(ladder.values) > 1 and chosen[ladder.field] in (min(ladder.values), max(ladder.values))
-    ]
-    return f"{', '.join(ends)} is at the end of its ladder" if ends else ""

@@ -1,27 +1,20 @@
-"""The decathlon's submission: numbers of images and classes, test labels, results.json written and scored.
+"""The decathlon's submission: ids of images and classes, test labels, results.json written and scored.
 
-How the decathlon numbers its test images and classes.
+Domains are counted k = 1 … 10 in the order of their names. Image ids are k·10⁷ + 200000 + n, with n running from 1 over
+train, val and test, so the test images of a domain are one run of numbers, in the order of their file names
+(000001.jpg …). Category ids are k·10⁷ + c with c from 1 for class c − 1 of polymask.
 
-Domains are counted k = 1 … 10 in the order of their names. Image ids are k·10⁷ + 200000 + n, with n
-running from 1 over train, val and test, so the test images of a domain are one run of numbers, in
-the order of their file names (000001.jpg …). Category ids are k·10⁷ + c with c from 1; class c − 1
-in polymask's order, which is that of category ids.
-
-The decathlon's test labels, as its organisers published them: labels_test.zip.
-
-The archive holds ten files side by side, NAME_test.json for the ten folder names of the challenge
-(aircraft … vgg-flowers), each in COCO's form:
+The test labels are as the organisers published them: labels_test.zip holds ten files side by side, NAME_test.json for
+the ten folder names of the challenge (aircraft … vgg-flowers), each in COCO's form:
 
     {"images": [{"id": 10206668, "file_name": "data/aircraft/test/000001.jpg", …}, …],
      "annotations": [{"image_id": 10206668, "category_id": 10000011, …}, …],
      "categories": [{"id": 10000001, "name": "707-320", …}, …], "info": …, "licenses": …}
 
-Only the annotations are used. A folder around the files does no harm. Nothing is unpacked to disk,
-and no more is read than such files can need, whatever the archive says of its sizes.
+Only the annotations are used. A folder around the files does no harm. Nothing is unpacked to disk, and no more is read
+than such files can need, whatever sizes the archive claims.
 
-The decathlon's submission, results.json: written, and scored offline.
-
-It is one list with an entry for every test image of all ten domains, in any order:
+A submission, results.json, is one list with an entry for every test image of all ten domains, in any order:
 
     [{"image_id": 10206668, "category_id": 10000011}, …]
 """
@@ -30,6 +23,7 @@ import json
 import operator
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -41,14 +35,21 @@ from polymask.errors import BenchmarkError
 from polymask.files import write_atomically
 
 _BLOCK = 10_000_000
-
-
 _FIRST_IMAGE = 200_000
+_LARGEST_ARCHIVE = 64 << 20  # bytes; the real one has 1.6 MB
+_LARGEST_FILE = 64 << 20  # the largest real one, of ImageNet, has 10 MB
+_LARGEST_RESULTS = 256 << 20  # a whole submission has about 8 MB
+_MOST_FILES = 1000
+# What zipfile raises for damaged archives and for features that it does not know.
+_NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError)
+
+Labels = dict[str, dict[int, int]]  # domain -> image id -> category id
+Predictions = Mapping[str, Mapping[str | int, SupportsIndex]]
 
 
 @dataclass(frozen=True)
-class Numbering:
-    """One domain's place in the numbers."""
+class DomainIds:
+    """The ids that one domain's images and classes have."""
 
     domain: str
     k: int
@@ -87,56 +88,27 @@ _COUNTS = {  # classes, train and val images, test images: as in the organisers'
 }
 
 
-NUMBERINGS = {
-    domain: Numbering(domain, k, *_COUNTS[domain]) for k, domain in enumerate(sorted(DECATHLON.domains), start=1)
+DOMAIN_IDS = {
+    domain: DomainIds(domain, k, *_COUNTS[domain]) for k, domain in enumerate(sorted(DECATHLON.domains), start=1)
 }
-
-
-def domain_of(image_id: int) -> str | None:
-    """The domain whose images may have this number."""
-    for domain, numbering in NUMBERINGS.items():
-        if numbering.owns_image(image_id):
-            return domain
-    return None
 
 
 def name_images(image_ids: list[int]) -> str:
     """The first of some images, with its domain, and how many more there are in which domains."""
-    first, more = image_ids[0], image_ids[1:]
-    text = f"image {first} of {domain_of(first) or 'no domain'}"
+    first, *more = [_domain_of(image_id) for image_id in image_ids]
+    text = f"image {image_ids[0]} of {first}"
     if not more:
         return text
-    counts: dict[str, int] = {}
-    for image_id in more:
-        domain = domain_of(image_id) or "no domain"
-        counts[domain] = counts.get(domain, 0) + 1
-    where = ", ".join(f"{count} of {domain}" for domain, count in sorted(counts.items()))
+    where = ", ".join(f"{count} of {domain}" for domain, count in sorted(Counter(more).items()))
     return f"{text}, and {len(more)} more ({where})"
 
 
-Labels = dict[str, dict[int, int]]  # domain -> image id -> category id
-
-
-_LARGEST_ARCHIVE = 64 << 20  # bytes; the real one has 1.6 MB
-
-
-_LARGEST_FILE = 64 << 20  # the largest real one, of ImageNet, has 10 MB
-
-
-_MOST_FILES = 1000
-
-
-_NO_ARCHIVE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    UnicodeDecodeError,
-)
+def _domain_of(image_id: int) -> str:
+    return next((domain for domain, ids in DOMAIN_IDS.items() if ids.owns_image(image_id)), "no domain")
 
 
 def read_labels(path: str | Path) -> Labels:
-    """The labels of all ten domains, checked against the challenge's numbering."""
+    """The labels of all ten domains, checked against the challenge's ids."""
     path = Path(path)
     try:
         if path.stat().st_size > _LARGEST_ARCHIVE:
@@ -144,8 +116,8 @@ def read_labels(path: str | Path) -> Labels:
         with zipfile.ZipFile(path) as archive:
             members = _members(path, archive)
             return {
-                domain: _labels(path, _content(path, archive, members[domain]), numbering)
-                for domain, numbering in NUMBERINGS.items()
+                domain: _labels(path, _content(path, archive, members[domain]), ids)
+                for domain, ids in DOMAIN_IDS.items()
             }
     except _NO_ARCHIVE as error:
         raise BenchmarkError(f"{path} is not a whole zip archive: {error}") from error
@@ -160,12 +132,12 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     found: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         domain = PurePosixPath(member.filename).name.removesuffix("_test.json")
-        if domain not in NUMBERINGS or not member.filename.endswith("_test.json"):
+        if domain not in DOMAIN_IDS or not member.filename.endswith("_test.json"):
             continue
         if domain in found:
             raise BenchmarkError(f"{path} has {found[domain].filename} and {member.filename}; keep one")
         found[domain] = member
-    lacking = [f"{domain}_test.json" for domain in NUMBERINGS if domain not in found]
+    lacking = [f"{domain}_test.json" for domain in DOMAIN_IDS if domain not in found]
     if lacking:
         raise BenchmarkError(
             f"{path} lacks {', '.join(lacking)}; give the organisers' labels_test.zip, from srebuffi/residual_adapters"
@@ -182,26 +154,29 @@ def _content(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> A
         data = file.read(_LARGEST_FILE + 1)
     if len(data) > _LARGEST_FILE:
         raise BenchmarkError(f"{path}: {member.filename} is too large to be test labels")
+    return _parsed(data, f"{path}: {member.filename}")
+
+
+def _parsed(data: bytes, where: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BenchmarkError(f"{path}: {member.filename} is not JSON ({error})") from error
+        raise BenchmarkError(f"{where} is not JSON ({error})") from error
 
 
-def _labels(path: Path, content: Any, numbering: Numbering) -> dict[int, int]:
-    where = f"{path}: {numbering.domain}_test.json"
+def _labels(path: Path, content: Any, ids: DomainIds) -> dict[int, int]:
+    where = f"{path}: {ids.domain}_test.json"
     answers = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(answers, list) or not answers:
         raise BenchmarkError(f"{where} has no annotations; give the labelled files, not stripped")
     labels = pairs(answers, where)
-    foreign = [image for image in labels if not numbering.owns_image(image)]
+    foreign = [image for image in labels if not ids.owns_image(image)]
     if foreign:
-        raise BenchmarkError(f"{where} has {name_images(foreign)}; copy the archive anew")
+        raise BenchmarkError(f"{where} has {name_images(foreign)}; copy the archive again")
     for image, category in labels.items():
-        if category not in numbering.categories:
+        if category not in ids.categories:
             raise BenchmarkError(
-                f"{where}: image {image} has category {category}, which is none of "
-                f"{numbering.domain}; copy the archive anew"
+                f"{where}: image {image} has category {category}, which is none of {ids.domain}; copy the archive again"
             )
     return labels
 
@@ -211,8 +186,7 @@ def pairs(entries: list[Any], where: str) -> dict[int, int]:
     found: dict[int, int] = {}
     twice: list[int] = []
     for place, entry in enumerate(entries):
-        image = entry.get("image_id") if isinstance(entry, dict) else None
-        category = entry.get("category_id") if isinstance(entry, dict) else None
+        image, category = (entry.get("image_id"), entry.get("category_id")) if isinstance(entry, dict) else (None, None)
         if type(image) is not int or type(category) is not int:
             raise BenchmarkError(
                 f'{where}: entry {place} must be {{"image_id": …, "category_id": …}} with two '
@@ -226,14 +200,6 @@ def pairs(entries: list[Any], where: str) -> dict[int, int]:
     return found
 
 
-# What zipfile raises for damaged archives and for features that it does not know.
-
-
-_LARGEST = 256 << 20  # bytes; a whole submission has about 8 MB
-
-Predictions = Mapping[str, Mapping[str | int, SupportsIndex]]
-
-
 def score_submission(results: str | Path, labels: Labels) -> Score:
     """Score a results.json against the labels that `read_labels` gives.
 
@@ -242,7 +208,14 @@ def score_submission(results: str | Path, labels: Labels) -> Score:
     path = Path(results)
     answers = _read(path)
     _compare(path, answers, {image: None for part in labels.values() for image in part})
-    _check_categories(path, answers, labels)
+    expected = {image: DOMAIN_IDS[domain].categories for domain, part in labels.items() for image in part}
+    odd = [image for image, categories in expected.items() if answers[image] not in categories]
+    if odd:
+        categories = expected[odd[0]]
+        raise BenchmarkError(
+            f"{path} has category {answers[odd[0]]} for {name_images(odd)}; it must be one of {categories[0]} to "
+            f"{categories[-1]}"
+        )
     accuracy = {
         domain: 100 * sum(answers[image] == label for image, label in part.items()) / len(part)
         for domain, part in labels.items()
@@ -253,67 +226,47 @@ def score_submission(results: str | Path, labels: Labels) -> Score:
 def write_submission(path: str | Path, predictions: Predictions, *, complete: bool = True) -> None:
     """Write results.json from predicted classes, the whole file or nothing.
 
-    `predictions` has for each domain {test image: class}. A test image is the stem of its file name
-    as a string, "000001", or its image id as an integer. A class counts from 0, in the order of
-    category ids, as `decathlon:` data has it.
+    `predictions` has for each domain {test image: class}. A test image is the stem of its file name as a string,
+    "000001", or its image id as an integer. A class counts from 0, in the order of category ids.
 
-    The challenge wants every test image of all ten domains. With `complete=False` fewer may be
-    given, or those of a copy with other image ids.
+    The challenge wants every test image of all ten domains. With `complete=False` fewer may be given, or those of a
+    copy with other image ids.
     """
     answers: dict[int, int] = {}
     for name, predicted in predictions.items():
-        numbering = NUMBERINGS[DECATHLON.find(name)]
+        ids = DOMAIN_IDS[DECATHLON.find(name)]
         for image, label in predicted.items():
-            image_id = _image_id(numbering, image)
+            image_id = _image_id(ids, image)
             if image_id in answers:
                 raise BenchmarkError(f"there are two predictions for {name_images([image_id])}")
-            answers[image_id] = _category(numbering, image, operator.index(label))
+            place = operator.index(label)
+            if not 0 <= place < ids.classes:
+                raise BenchmarkError(
+                    f"image {image} of {ids.domain} has class {place}; classes are 0 to {ids.classes - 1}"
+                )
+            answers[image_id] = ids.categories[place]
     if complete:
-        images = {image: None for part in NUMBERINGS.values() for image in part.images}
+        images = {image: None for part in DOMAIN_IDS.values() for image in part.images}
         _compare(Path(path), answers, images)
     entries = [{"image_id": image, "category_id": answers[image]} for image in sorted(answers)]
     write_atomically(Path(path), json.dumps(entries).encode())
 
 
-def _image_id(numbering: Numbering, image: str | int) -> int:
+def _image_id(ids: DomainIds, image: str | int) -> int:
     if isinstance(image, str):
         number = int(image) if image.isascii() and image.isdigit() and len(image) < 10 else 0
-        if not 1 <= number <= numbering.test:
+        if not 1 <= number <= ids.test:
             raise BenchmarkError(
-                f"{image!r} is no test image of {numbering.domain}; their file names are 000001 to "
-                f"{numbering.test:06}, without .jpg"
+                f"{image!r} is not a test image of {ids.domain}; their file names are 000001 to {ids.test:06}, "
+                "without .jpg"
             )
-        return numbering.images[number - 1]
+        return ids.images[number - 1]
     number = operator.index(image)
-    if not numbering.owns_image(number):
+    if not ids.owns_image(number):
         raise BenchmarkError(
-            f"{number} is no image id of {numbering.domain}; its test images are "
-            f"{numbering.images[0]} to {numbering.images[-1]}"
+            f"{number} is not an image id of {ids.domain}; its test images are {ids.images[0]} to {ids.images[-1]}"
         )
     return number
-
-
-def _category(numbering: Numbering, image: str | int, label: int) -> int:
-    if not 0 <= label < numbering.classes:
-        raise BenchmarkError(
-            f"image {image} of {numbering.domain} has class {label}; classes are 0 to {numbering.classes - 1}"
-        )
-    return numbering.categories[label]
-
-
-def _check_categories(path: Path, answers: dict[int, int], labels: Labels) -> None:
-    odd = [
-        image
-        for domain, part in labels.items()
-        for image in part
-        if answers[image] not in NUMBERINGS[domain].categories
-    ]
-    if odd:
-        categories = next(n.categories for n in NUMBERINGS.values() if n.owns_image(odd[0]))
-        raise BenchmarkError(
-            f"{path} has category {answers[odd[0]]} for {name_images(odd)}; it must be one of "
-            f"{categories[0]} to {categories[-1]}"
-        )
 
 
 def _compare(path: Path, answers: dict[int, int], images: dict[int, None]) -> None:
@@ -321,8 +274,8 @@ def _compare(path: Path, answers: dict[int, int], images: dict[int, None]) -> No
     unknown = [image for image in answers if image not in images]
     if unknown:
         raise BenchmarkError(
-            f"{path} answers for {name_images(unknown)}, which is no test image; take image ids "
-            "from the test annotations"
+            f"{path} answers for {name_images(unknown)}, which is not a test image; take image ids from the test "
+            "annotations"
         )
     lacking = [image for image in images if image not in answers]
     if lacking:
@@ -332,15 +285,12 @@ def _compare(path: Path, answers: dict[int, int], images: dict[int, None]) -> No
 def _read(path: Path) -> dict[int, int]:
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(_LARGEST_RESULTS + 1)
     except OSError as error:
         raise BenchmarkError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > _LARGEST:
+    if len(data) > _LARGEST_RESULTS:
         raise BenchmarkError(f"{path} is too large to be a results.json")
-    try:
-        content: Any = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BenchmarkError(f"{path} is not JSON ({error})") from error
+    content = _parsed(data, str(path))
     if not isinstance(content, list):
         raise BenchmarkError(f"{path} must be one list of answers, not {type(content).__name__}")
     return pairs(content, str(path))

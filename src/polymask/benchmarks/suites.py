@@ -1,6 +1,5 @@
-"""The two benchmarks: their domains, which of them a folder has, and how they are run.
-
-How a benchmark is run: the paper's way unless asked otherwise, and what was asked otherwise.
+"""The two benchmarks: their domains, which of them a folder has, and how they are run: the paper's way unless asked
+otherwise.
 
 Selection says which epoch counts, and what is trained on:
 
@@ -9,9 +8,8 @@ Selection says which epoch counts, and what is trained on:
 * `val`: the best epoch on val, which is not trained on.
 * `test`: the best epoch on test, as Piggyback's published code does. It flatters.
 
-Crops are those of a test image whose logits are averaged: 1 (the centre), 5, 10, or `submission`
-(10 where a domain may be mirrored and 5 where not, as in code of the authors' circle). The paper
-does not say; 1 is the default.
+Crops are those of a test image whose logits are averaged: 1 (the centre), 5, 10, or `submission` (10 where a domain may
+be mirrored and 5 where not, as in code of the authors' circle). The paper does not say; 1 is the default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +38,6 @@ class Benchmark:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """The domains' names."""
         return tuple(self.spellings)
 
     def find(self, name: str) -> str:
@@ -49,7 +46,7 @@ class Benchmark:
         for domain, others in self.spellings.items():
             if key == _key(domain) or key in others:
                 return domain
-        raise BenchmarkError(f"{name!r} is no domain of {self.name}; {near_matches(name, self.domains)}")
+        raise BenchmarkError(f"{name!r} is not a domain of {self.name}; {near_matches(name, self.domains)}")
 
     def arrange(self, values: Mapping[str, Value], what: str) -> dict[str, Value]:
         """The values by domain, in the benchmark's order: one for each domain, by whatever name."""
@@ -61,8 +58,7 @@ class Benchmark:
                     f"a {what} is given for {names[domain]!r} and {name!r}, which are both {domain}; keep one"
                 )
             names[domain] = name
-        lacking = [domain for domain in self.domains if domain not in names]
-        if lacking:
+        if lacking := [domain for domain in self.domains if domain not in names]:
             raise BenchmarkError(
                 f"no {what} is given for {', '.join(lacking)}; the score of {self.name} is over "
                 f"all {len(self.domains)} domains"
@@ -75,6 +71,14 @@ def get_benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         raise BenchmarkError(f"benchmark {name!r} is not known; {near_matches(name, BENCHMARKS)}")
     return BENCHMARKS[name]
+
+
+def canonical(benchmark: Benchmark, name: str) -> str | None:
+    """What a benchmark calls a domain, or None if it has no such domain."""
+    try:
+        return benchmark.find(name)
+    except BenchmarkError:
+        return None
 
 
 def _key(name: str) -> str:
@@ -135,8 +139,8 @@ NAMED = (*BENCHMARKS, "demo")
 class Suite:
     """A benchmark's domains as they were found: name -> source for `load_data`, in the order ↓.
 
-    `own` is the base's own domain and its source, where its images are there. `lacking` names the
-    benchmark's domains that are not.
+    `own` is the base's own domain and its source, where its images are there. `lacking` names the benchmark's domains
+    that are not there.
     """
 
     name: str
@@ -171,13 +175,11 @@ def find_suite(benchmark: str, data: Path | None) -> Suite:
 def _sketch(data: Path) -> Suite:
     found: dict[str, Path] = {}
     for child in _folders(data):
-        try:
-            domain = IMAGENET_TO_SKETCH.find(child.name)
-        except BenchmarkError:
-            continue
+        domain = canonical(IMAGENET_TO_SKETCH, child.name)
         if domain in found:
             raise BenchmarkError(f"{found[domain]} and {child} are both {domain}; take one of them away")
-        found[domain] = child
+        if domain is not None:
+            found[domain] = child
     sources = {name: f"sketch:{place}" for name, place in found.items()}
     return _suite(IMAGENET_TO_SKETCH, sources, "ImageNet", data)
 
@@ -238,9 +240,9 @@ class Protocol:
     searching: bool = False  # val stands for test, and is not trained on
 
     def __post_init__(self) -> None:
-        for name, allowed in (("selection", get_args(Selection)), ("crops", get_args(Crops))):
-            if getattr(self, name) not in allowed:
-                raise BenchmarkError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        for name, value, allowed in (("selection", self.selection, Selection), ("crops", self.crops, Crops)):
+            if value not in get_args(allowed):
+                raise BenchmarkError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}")
 
     @property
     def training(self) -> Recipe:
@@ -261,15 +263,14 @@ class Protocol:
 
 
 def deviations(suite: Suite, protocol: Protocol, base: str, notes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Where a run leaves the paper's protocol, a sentence each; none where there is no such."""
+    """Where a run leaves the paper's protocol, a sentence each; none where the paper has no such benchmark."""
     if suite.name not in BENCHMARKS:
         return ()
     found = []
     if suite.lacking:
         found.append(f"without {', '.join(suite.lacking)}: scores are not those of the benchmark")
     if base not in _PAPER_BASES[suite.name]:
-        paper = ", ".join(_PAPER_BASES[suite.name])
-        found.append(f"base {base}; the paper has {paper}")
+        found.append(f"base {base}; the paper has {', '.join(_PAPER_BASES[suite.name])}")
     paper_recipe = get_recipe(suite.recipe)
     for field in fields(Recipe):
         then, now = getattr(paper_recipe, field.name), getattr(protocol.recipe, field.name)

@@ -1,16 +1,19 @@
 """A benchmark's runs as a table: a row for each method, accuracies over seeds, sizes, scores.
 
-Needs no torch. Accuracies are in percent. A number over seeds is a mean with the sample's standard
-deviation, sqrt(sum of (x − mean)² / (n − 1)), which one seed does not have.
+Needs no torch. Accuracies are in percent. A number over seeds is a mean with the sample's standard deviation,
+sqrt(sum of (x − mean)² / (n − 1)), which one seed does not have.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import Any
 
-from polymask.benchmarks.records import DomainOutcome, Movement, Outcome, Plan, Runs, label_of, movement, still_remark
+from polymask.benchmarks.records import DomainOutcome, Movement, Outcome, Plan, Runs, label_of, movement
 from polymask.benchmarks.score import Reference, Score, find_reference, score
 from polymask.errors import BenchmarkError
+from polymask.train.recipe import write_value
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,12 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One method, and one direction where the order of domains matters.
 
-    `values` has what each seed reached on each column. `score` is that of the mean accuracies, as
-    papers give it; `score_by_seed` is over the scores of the seeds. Both need every column.
-    `mean_by_seed` is over the seeds that have every domain of the plan.
+    `values` has what each seed reached on each column. `score` is that of the mean accuracies, as papers give it;
+    `score_by_seed` is over the scores of the seeds. Both need every column. `mean_by_seed` is over the seeds that have
+    every domain of the plan.
     """
 
     method: str  # as in the plan
@@ -65,8 +68,13 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """What must stand beside its accuracies."""
-        return still_remark(self.still, sum(bool(self.found_on(domain)) for domain in self.values))
+        """What a reader must know beside its accuracies."""
+        still = self.still
+        if not still:
+            return ""
+        if len(still) == sum(bool(self.found_on(domain)) for domain in self.values):
+            return "its masks did not move: it is its norms and head"
+        return f"its masks did not move on {', '.join(still)}: there it is its norms and head"
 
     def found_on(self, domain: str) -> dict[int, DomainOutcome]:
         """What each seed found on a domain."""
@@ -79,7 +87,6 @@ class Row:
 
     @property
     def score_per_param(self) -> float | None:
-        """The score over #Params."""
         return None if self.score is None else self.score.score_per_param
 
     def overhead(self, domains: int) -> float | None:
@@ -93,7 +100,7 @@ class ResultTable:
 
     plan: Plan
     columns: tuple[str, ...]  # the base's own domain, where its accuracy is known; the plan's
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     reference: Reference
     missing: tuple[str, ...]  # what is not done, in words
     left_out: int  # results of methods or seeds that the plan does not name
@@ -103,7 +110,7 @@ class ResultTable:
         """The column of the base's own domain."""
         return self.columns[0] if len(self.columns) > len(self.plan.domains) else None
 
-    def row(self, method: str, direction: str = "") -> Row | None:
+    def row(self, method: str, direction: str = "") -> ResultRow | None:
         """The row of a method as the plan writes it."""
         found = (r for r in self.rows if (r.method, r.direction) == (method, direction))
         return next(found, None)
@@ -126,42 +133,54 @@ def tabulate(runs: Runs) -> ResultTable:
             "`polymask benchmark` again"
         )
     known = [o for o in runs.outcomes if o.method in plan.methods and o.seed in plan.seeds]
-    columns = (*_own_column(plan), *plan.domains)
+    own = None if plan.own_accuracy is None or plan.own in plan.domains else plan.own
     rows = []
     for method in plan.methods:
         found = [o for o in known if o.method == method]
         for direction in sorted({o.direction for o in found}) or [""]:
             part = tuple(o for o in found if o.direction == direction)
-            rows.append(_row(plan, columns, method, direction, part))
+            rows.append(_row(plan, own, method, direction, part))
+    columns = (*([] if own is None else [own]), *plan.domains)
     reference = find_reference(plan, columns, _individual(rows))
-    return ResultTable(
-        plan,
-        columns,
-        tuple(_scored(row, reference) for row in rows),
-        reference,
-        tuple(_missing(plan, rows)),
-        len(runs.outcomes) - len(known),
-    )
+    scored = tuple(_scored(row, reference) for row in rows)
+    return ResultTable(plan, columns, scored, reference, tuple(_missing(plan, rows)), len(runs.outcomes) - len(known))
 
 
-def _own_column(plan: Plan) -> tuple[str, ...]:
-    known = plan.own is not None and plan.own_accuracy is not None and plan.own not in plan.domains
-    return (plan.own,) if known and plan.own is not None else ()
+def protocol_of(plan: Plan, row: ResultRow) -> dict[str, Any]:
+    """The fields in which a row was trained differently from the plan's recipe.
+
+    What its results say counts; where they say nothing, what the plan says of it.
+    """
+    asked = {**plan.protocols.get(row.method, {}), **plan.chosen(row.method)}
+    trained = next((o.recipe for o in row.outcomes if o.recipe), {})
+    known = {name: value for name, value in trained.items() if name in plan.recipe}
+
+    def same(name: str, value: Any) -> bool:  # once they are written down: (4,) is [4]
+        return name in plan.recipe and json.dumps(value) == json.dumps(plan.recipe[name])
+
+    return {name: value for name, value in (asked | known).items() if name != "name" and not same(name, value)}
 
 
-def _row(plan: Plan, columns: tuple[str, ...], method: str, direction: str, found: tuple[Outcome, ...]) -> Row:
-    values: dict[str, dict[int, float]] = {column: {} for column in columns}
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """{"rate": 0.001} -> "rate=0.001"."""
+    return ", ".join(f"{name}={write_value(value)}" for name, value in settings.items())
+
+
+def _row(plan: Plan, own: str | None, method: str, direction: str, found: tuple[Outcome, ...]) -> ResultRow:
+    values: dict[str, dict[int, float]] = {} if own is None else {own: _own_values(plan, found)}
+    values |= {domain: {} for domain in plan.domains}
     for outcome in found:
         for domain, one in outcome.domains.items():
             if domain in plan.domains and one.test_accuracy is not None:
                 values[domain][outcome.seed] = one.test_accuracy
     accuracy = {domain: statistic(by_seed.values()) for domain, by_seed in values.items()}
-    if plan.own is not None and plan.own in _own_column(plan):
-        values[plan.own] = _own_values(plan, found)
-        accuracy[plan.own] = _own_statistic(values[plan.own], found)
-    means = [over_seeds.mean for domain in plan.domains if (over_seeds := accuracy[domain])]
+    if own is not None and (over_seeds := accuracy[own]) and all(o.base_after is None for o in found):
+        accuracy[own] = replace(over_seeds, sd=None)  # where the base stays it is one measurement, which has no spread
+    means = [known.mean for domain in plan.domains if (known := accuracy[domain])]
     kept = [one for o in found for name, one in o.domains.items() if name in plan.domains]
-    return Row(
+    by_domain = [values[domain] for domain in plan.domains]
+    whole = sorted(set.intersection(*map(set, by_domain)))  # seeds that have all domains
+    return ResultRow(
         method,
         direction,
         label_of(method, direction),
@@ -174,36 +193,19 @@ def _row(plan: Plan, columns: tuple[str, ...], method: str, direction: str, foun
         _mean(one.pack_bytes for one in kept),
         _mean(one.bits_per_weight for one in kept),
         _seconds(plan, found),
-        statistic(_means_by_seed([values[domain] for domain in plan.domains])),
+        statistic(fmean(by_seed[seed] for by_seed in by_domain) for seed in whole),
     )
 
 
-def _means_by_seed(values: Sequence[Mapping[int, float]]) -> list[float]:
-    """The mean over domains of each seed that has them all."""
-    whole = set.intersection(*map(set, values))
-    return [fmean(by_seed[seed] for by_seed in values) for seed in sorted(whole)]
-
-
 def _own_values(plan: Plan, found: tuple[Outcome, ...]) -> dict[int, float]:
-    """The accuracy on the base's own domain by seed, after the method is through with it."""
-    if plan.own_accuracy is None:
-        return {}
-    if all(outcome.base_after is None for outcome in found):
+    """The accuracy on the base's own domain by seed, at the end of its jobs."""
+    if plan.own_accuracy is not None and all(outcome.base_after is None for outcome in found):
         return dict.fromkeys((outcome.seed for outcome in found), plan.own_accuracy)
     after: dict[int, list[float]] = {}
     for outcome in found:
-        value = None if outcome.base_after is None else outcome.base_after.get("accuracy_after")
-        if value is not None:
+        if (value := (outcome.base_after or {}).get("accuracy_after")) is not None:
             after.setdefault(outcome.seed, []).append(value)
     return {seed: fmean(values) for seed, values in after.items()}
-
-
-def _own_statistic(values: Mapping[int, float], found: tuple[Outcome, ...]) -> Statistic | None:
-    """Over seeds where the base moved; else it is one measurement, which has no spread."""
-    over_seeds = statistic(values.values())
-    if over_seeds is None or any(outcome.base_after is not None for outcome in found):
-        return over_seeds
-    return replace(over_seeds, sd=None)
 
 
 def _seconds(plan: Plan, found: tuple[Outcome, ...]) -> float | None:
@@ -213,10 +215,10 @@ def _seconds(plan: Plan, found: tuple[Outcome, ...]) -> float | None:
         jobs = [o for o in found if o.seed == seed]
         if {name for job in jobs for name in job.domains} >= set(plan.domains):
             totals.append(sum(job.seconds for job in jobs))
-    return fmean(totals) if totals else None
+    return _mean(totals)
 
 
-def _individual(rows: Iterable[Row]) -> dict[str, float] | None:
+def _individual(rows: Iterable[ResultRow]) -> dict[str, float] | None:
     """The mean accuracies of the individual networks; {} where they are not done, None without."""
     found = [row for row in rows if row.method.partition(":")[0] == "finetune"]
     if not found:
@@ -225,28 +227,22 @@ def _individual(rows: Iterable[Row]) -> dict[str, float] | None:
     return {column: one.mean for column, one in best.accuracy.items() if one is not None}
 
 
-def _scored(row: Row, reference: Reference) -> Row:
-    if reference.benchmark is None or any(one is None for one in row.accuracy.values()):
-        return row
+def _scored(row: ResultRow, reference: Reference) -> ResultRow:
+    benchmark = reference.benchmark
     means = {column: one.mean for column, one in row.accuracy.items() if one is not None}
-    whole = _score(means, reference, row.params)
-    seeds = set.intersection(*(set(by_seed) for by_seed in row.values.values()))
-    if any(set(by_seed) != seeds for by_seed in row.values.values()) or len(seeds) < 2:
-        return replace(row, score=whole)
-    by_seed = [
-        _score({column: values[seed] for column, values in row.values.items()}, reference, None)
-        for seed in sorted(seeds)
-    ]
-    return replace(row, score=whole, score_by_seed=statistic(one.score for one in by_seed))
-
-
-def _score(accuracy: Mapping[str, float], reference: Reference, params: float | None) -> Score:
-    assert reference.benchmark is not None  # asked above
+    if benchmark is None or len(means) < len(row.accuracy):
+        return row
     given = None if reference.official else reference.accuracy
-    return score(reference.benchmark, accuracy, reference=given, params=params)
+    row = replace(row, score=score(benchmark, means, reference=given, params=row.params))
+    seeds = sorted(set.union(*map(set, row.values.values())))
+    if len(seeds) < 2 or any(len(by_seed) < len(seeds) for by_seed in row.values.values()):
+        return row
+    by_seed = [{column: values[seed] for column, values in row.values.items()} for seed in seeds]
+    scores = [score(benchmark, accuracy, reference=given).score for accuracy in by_seed]
+    return replace(row, score_by_seed=statistic(scores))
 
 
-def _missing(plan: Plan, rows: Iterable[Row]) -> list[str]:
+def _missing(plan: Plan, rows: Iterable[ResultRow]) -> list[str]:
     """Rows that lack something, those that lack all of it together."""
     rows = list(rows)
     told = [text for row in rows if row.outcomes and (text := _lacking(plan, row))]
@@ -254,13 +250,11 @@ def _missing(plan: Plan, rows: Iterable[Row]) -> list[str]:
     return [*told, f"no result yet: {', '.join(nothing)}"] if nothing else told
 
 
-def _lacking(plan: Plan, row: Row) -> str:
+def _lacking(plan: Plan, row: ResultRow) -> str:
     """Which of a row's seeds are not there, in words."""
-    done = {domain: set(row.found_on(domain)) for domain in plan.domains}
     gaps: dict[tuple[int, ...], list[str]] = {}
     for domain in plan.domains:
-        lacks = tuple(seed for seed in plan.seeds if seed not in done[domain])
-        if lacks:
+        if lacks := tuple(seed for seed in plan.seeds if seed not in row.found_on(domain)):
             gaps.setdefault(lacks, []).append(domain)
     told = []
     for seeds, domains in gaps.items():

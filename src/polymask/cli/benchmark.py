@@ -177,7 +177,7 @@ class Benchmark(BaseVerb):
     def _submit(self, jobs: list[Any]) -> list[str]:
         from polymask.benchmarks.jobs import write_submissions
 
-        return [str(path) for path in write_submissions(jobs, self.out)]
+        return [str(path) for path in write_submissions(jobs)]
 
 
 def _listed(what: str, text: str) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def _mean(row: dict[str, Any]) -> dict[str, Any] | None:
 
 def _after(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Scores, bits that moved and what was chosen; the last two where a row has them."""
-    from polymask.benchmarks.measures import settings_text
+    from polymask.benchmarks.tables import settings_text
     from polymask.report.sheet import moved_text
 
     shares = [row["share_moved"] for row in rows]
@@ -162,7 +162,7 @@ class ScoreVerb(Verb):
 
     def score_results(self, file: Path) -> "Score":
         """The score of a submission."""
-        from polymask.benchmarks.submission import NUMBERINGS, read_labels, score_submission
+        from polymask.benchmarks.submission import DOMAIN_IDS, read_labels, score_submission
 
         if self.benchmark != "decathlon":
             raise BenchmarkError(f"{self.benchmark} has no submissions; give --accuracies")
@@ -172,7 +172,7 @@ class ScoreVerb(Verb):
             raise BenchmarkError("--decimals goes with --accuracies; those of a submission are exact")
         labels = read_labels(self.labels)
         images = sum(len(part) for part in labels.values())
-        official = sum(numbering.test for numbering in NUMBERINGS.values())
+        official = sum(ids.test for ids in DOMAIN_IDS.values())
         if images != official:
             self.say(
                 f"{self.labels} has {images:,} test images, the challenge {official:,}: the score "

@@ -117,12 +117,7 @@ class Canvas:
     def axes(self, *, left: float, right: float, top: float, bottom: float) -> "Axes":
         """Axes whose frame keeps these distances, in pixels, from the sheet's edges."""
         width, height = self.width - left - right, self.height - top - bottom
-        box = (
-            left / self.width,
-            bottom / self.height,
-            width / self.width,
-            height / self.height,
-        )
+        box = (left / self.width, bottom / self.height, width / self.width, height / self.height)
         return self.figure.add_axes(box)
 
     def svg(self, name: str, description: str) -> str:
@@ -167,8 +162,7 @@ def write(axes: "Axes", x: float, y: float, text: str, **style: Any) -> None:
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """The places moved apart until neighbours are `gap` from each other, in the same order.
 
-    They stay within low … high where there is room for all, and each is where it was if nothing
-    is in its way.
+    They stay within low … high where there is room for all, and each is where it was if nothing is in its way.
     """
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)

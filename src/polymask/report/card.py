@@ -190,12 +190,7 @@ def push(
 
 
 def _files(
-    hub: "HfApi",
-    domain: Domain,
-    file: Path,
-    place: HubName,
-    license: str | None,
-    there: list[str],
+    hub: "HfApi", domain: Domain, file: Path, place: HubName, license: str | None, there: list[str]
 ) -> dict[str, bytes]:
     """The files of the commit, by their paths in the repository."""
     pack = file.name

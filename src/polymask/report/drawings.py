@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
-from polymask.benchmarks.compare import Comparison
-from polymask.benchmarks.findings import FULL, Anatomy, Findings, which_piggyback
-from polymask.benchmarks.measures import Frontier, Point
+from polymask.benchmarks.compare import Comparison, Frontier, Point
+from polymask.benchmarks.findings import FULL, Findings, LayerSummary, which_piggyback
 from polymask.benchmarks.records import DomainOutcome, EpochPoint
-from polymask.benchmarks.tables import ResultTable, Row
+from polymask.benchmarks.tables import ResultRow, ResultTable
 from polymask.report.canvas import (
     INK,
     KEY_ROW,
@@ -56,13 +55,7 @@ def size_against_score(frontier: Frontier, *, name: str) -> str:
             fill = _MEMBER if point.on_frontier else PAPER.light
             edge = _MEMBER if point.on_frontier else MUTED.light
             axes.plot(
-                [point.overhead],
-                [point.value],
-                "o",
-                zorder=3,
-                markersize=7,
-                markerfacecolor=fill,
-                markeredgecolor=edge,
+                [point.overhead], [point.value], "o", zorder=3, markersize=7, markerfacecolor=fill, markeredgecolor=edge
             )
         others = [point for point in points if not point.on_frontier]
         _name(axes, [*members, *others], len(members), steps)
@@ -226,9 +219,9 @@ def draw(findings: Findings) -> Drawings:
         size=size_against_score(findings.frontier, name="size") if findings.frontier.points else "",
         ahead=_ahead(findings),
         lost=points_lost(lost, name="lost") if lost else "",
-        densities=list(_densities(findings.anatomies)),
-        densities_of=which_piggyback(findings.anatomies),
-        scalars=list(_scalars(findings.anatomies)),
+        densities=list(_densities(findings.layers)),
+        densities_of=which_piggyback(findings.layers),
+        scalars=list(_scalars(findings.layers)),
         curves=curves,
         curves_of=f"Accuracy on {images} images after each epoch, and the training loss during it",
         curves_without=sum(bool(row.outcomes) for row in table.rows) - len(chosen),
@@ -241,8 +234,8 @@ def _ahead(findings: Findings) -> str:
     return differences(found, name="ahead") if found else ""
 
 
-def _densities(anatomies: Sequence[Anatomy]) -> Iterator[Titled]:
-    by_method: dict[str, list[Anatomy]] = {}
+def _densities(anatomies: Sequence[LayerSummary]) -> Iterator[Titled]:
+    by_method: dict[str, list[LayerSummary]] = {}
     for one in anatomies:
         by_method.setdefault(one.label, []).append(one)
     for label, found in by_method.items():
@@ -254,14 +247,14 @@ def _densities(anatomies: Sequence[Anatomy]) -> Iterator[Titled]:
             yield label, density_by_depth(stacks, name=name)
 
 
-def _scalars(anatomies: Sequence[Anatomy]) -> Iterator[Titled]:
+def _scalars(anatomies: Sequence[LayerSummary]) -> Iterator[Titled]:
     full = [one for one in anatomies if one.method == FULL]
     limit = largest_scalar(layer for one in full for layer in one.layers)
     for place, one in enumerate(full):
         yield one.domain, scalars_by_depth(one.layers, name=f"scalars-{place}", limit=limit)
 
 
-def _chosen(rows: Sequence[Row]) -> list[Row]:
+def _chosen(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The methods that readers compare first, in the plan's order."""
     done = [row for row in rows if row.outcomes]
     rank = {method: place for place, method in enumerate(_CURVES_FIRST)}
@@ -269,7 +262,7 @@ def _chosen(rows: Sequence[Row]) -> list[Row]:
     return [row for row in done if row in first]
 
 
-def _curves(table: ResultTable, chosen: Sequence[Row], images: str) -> Iterator[Titled]:
+def _curves(table: ResultTable, chosen: Sequence[ResultRow], images: str) -> Iterator[Titled]:
     for place, domain in enumerate(table.plan.domains):
         curves: dict[str, list[EpochPoint]] = {}
         for row in chosen:

@@ -8,9 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from polymask.benchmarks.findings import FULL, Findings, find
-from polymask.benchmarks.measures import chosen_of, protocol_of, settings_text
 from polymask.benchmarks.records import label_of, movement, read_runs
-from polymask.benchmarks.tables import ResultTable, Row
+from polymask.benchmarks.tables import ResultRow, ResultTable, protocol_of, settings_text
 from polymask.errors import BenchmarkError
 from polymask.files import write_atomically
 from polymask.report import canvas as palette
@@ -51,9 +50,8 @@ def lead(findings: Findings) -> list[str]:
         value = f"{best.value:.0f}" if frontier.measure == "score" else f"{best.value:.1f} %"
         members = listed([point.label for point in frontier.members])
         paragraphs.append(
-            f"The best {frontier.measure} is {value}, by {best.label} at {best.params:.2f} times "
-            f"the parameters of one network. On the frontier of size and {frontier.measure}: "
-            f"{members}."
+            f"The best {frontier.measure} is {value}, by {best.label} at {best.params:.2f} times the parameters of "
+            f"one network. On the frontier of size and {frontier.measure}: {members}."
         )
     paragraphs += [
         f"{one.sentence}." for one in findings.comparisons.get("finetune", ()) if one.method == label_of(FULL)
@@ -89,7 +87,7 @@ def all_sheets(findings: Findings) -> dict[str, Sheet | None]:
         "ablation": ablation_sheet(ablations, table) if ablations else None,
         "forgetting": forgetting_sheet(findings.forgotten, table.plan),
         "base": base_sheet(findings.forgotten),
-        "layers": anatomy_sheet(findings.anatomies),
+        "layers": anatomy_sheet(findings.layers),
         "domains": domains_sheet(table.plan),
     }
 
@@ -223,7 +221,7 @@ def results_csv(table: ResultTable) -> str:
     return file.getvalue()
 
 
-def _line(table: ResultTable, row: Row, column: str) -> dict[str, Any]:
+def _line(table: ResultTable, row: ResultRow, column: str) -> dict[str, Any]:
     plan, accuracy = table.plan, row.accuracy[column]
     found = list(row.found_on(column).values())
     points = None if row.score is None else _points(table, row, column)
@@ -247,7 +245,7 @@ def _line(table: ResultTable, row: Row, column: str) -> dict[str, Any]:
         "bits_masked": None if moved is None else moved.masked,
         "share_moved": None if moved is None else moved.share,
         "masks_moved": None if moved is None else "no" if moved.is_still else "yes",
-        "chosen": settings_text(chosen_of(plan, row.method)),
+        "chosen": settings_text(plan.chosen(row.method)),
         "protocol": settings_text(protocol_of(plan, row)),
         "points": points,
         "pack_bytes": _mean(one.pack_bytes for one in found),
@@ -262,7 +260,7 @@ def _line(table: ResultTable, row: Row, column: str) -> dict[str, Any]:
     }
 
 
-def _points(table: ResultTable, row: Row, column: str) -> float:
+def _points(table: ResultTable, row: ResultRow, column: str) -> float:
     """What a column gives to the score, whatever the benchmark calls it."""
     assert row.score is not None
     assert table.reference.benchmark is not None

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from polymask.benchmarks.measures import Frontier, chosen_of, protocol_of, settings_text, value_text
+from polymask.benchmarks.compare import Frontier
 from polymask.benchmarks.records import LEAST_MOVED
-from polymask.benchmarks.tables import ResultTable, Row, Statistic
+from polymask.benchmarks.tables import ResultRow, ResultTable, Statistic, protocol_of, settings_text
 from polymask.report.sheet import NOTHING, Cell, Column, Line, Sheet, bytes_text, duration_text, listed, moved_text
+from polymask.train.recipe import write_value
 
 HERE = "measured here"
 STILL = "‡"  # after an accuracy: the masks behind it did not move
@@ -66,9 +67,9 @@ def rows_sheet(table: ResultTable) -> Sheet:
     columns += [Column("else not as in the plan", words=True)] if others else []
     lines = []
     for row in table.rows:
-        chosen, found = chosen_of(plan, row.method), protocols[row.method]
+        chosen, found = plan.chosen(row.method), protocols[row.method]
         cells = [_mean_cell(row, table), Cell(str(len(row.seeds))), moved_cell(row)]
-        cells += [Cell(value_text(chosen[n])) if n in chosen else Cell() for n in fields]
+        cells += [Cell(write_value(chosen[n])) if n in chosen else Cell() for n in fields]
         rest = {name: value for name, value in found.items() if name not in chosen}
         cells += [Cell(settings_text(rest))] if others else []
         lines.append(Line(row.label, tuple(cells), row.method, row.remark))
@@ -168,12 +169,12 @@ def marked(cell: Cell) -> Cell:
     return cell if cell.text == NOTHING else Cell(cell.text, f"{STILL} {cell.after}".strip(), cell.strong)
 
 
-def moved_cell(row: Row) -> Cell:
+def moved_cell(row: ResultRow) -> Cell:
     """The share of its masks' bits that moved; nothing where it has no masks."""
     return Cell() if row.moved is None else Cell(moved_text(row.moved.share))
 
 
-def still_note(rows: Iterable[Row | None]) -> list[str]:
+def still_note(rows: Iterable[ResultRow | None]) -> list[str]:
     """What the mark means, where a row has it."""
     if not any(row is not None and row.still for row in rows):
         return []
@@ -198,7 +199,7 @@ def _moved_note(table: ResultTable) -> list[str]:
     return [f"{told}."]
 
 
-def _mean_cell(row: Row, table: ResultTable) -> Cell:
+def _mean_cell(row: ResultRow, table: ResultTable) -> Cell:
     """The mean over domains, with its deviation over seeds where they all have all domains."""
     places = _places(table)
     by_seed = row.mean_by_seed
@@ -212,7 +213,7 @@ def _places(table: ResultTable) -> int:
     return 2 if table.plan.benchmark == "decathlon" else 1
 
 
-def _best(rows: Sequence[Row], columns: Sequence[str], places: int) -> dict[str, set[str]]:
+def _best(rows: Sequence[ResultRow], columns: Sequence[str], places: int) -> dict[str, set[str]]:
     """Which columns each row is the best in, individual networks aside."""
     values: dict[str, dict[str, float]] = {}
     for row in rows:

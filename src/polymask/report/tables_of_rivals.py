@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from polymask.benchmarks.compare import Comparison, compare_rows
 from polymask.benchmarks.findings import FULL
-from polymask.benchmarks.published import Ablation, Beside, PublishedRow
+from polymask.benchmarks.published import Ablation, PublishedMatch, PublishedRow
 from polymask.benchmarks.records import label_of
-from polymask.benchmarks.tables import ResultTable, Row, Statistic
+from polymask.benchmarks.tables import ResultRow, ResultTable, Statistic
 from polymask.report.sheet import NOTHING, Cell, Column, Line, Sheet
 from polymask.report.tables_of_results import HERE, marked, moved_cell, number, over_seeds, still_note
 
 PUBLISHED = "published"
 
 
-def published_sheet(beside: Beside) -> Sheet:
+def published_sheet(beside: PublishedMatch) -> Sheet:
     """The published rows, the domains that the runs have too in bold."""
     table, some = beside.table, bool(beside.shared_scores)
     domains = tuple(next(iter(table.rows.values())).accuracy)
@@ -94,7 +94,7 @@ def ablation_sheet(ablations: Sequence[Ablation], table: ResultTable) -> Sheet:
     )
 
 
-def _more_than(full: Row, row: Row | None) -> Cell:
+def _more_than(full: ResultRow, row: ResultRow | None) -> Cell:
     """The paired difference; nothing from rows whose masks did not move."""
     if row is None or row is full:
         return Cell()
@@ -109,7 +109,7 @@ def _label(row: PublishedRow) -> str:
     return f"{label_of(row.method)}, the paper's own"
 
 
-def _published_notes(beside: Beside) -> list[str]:
+def _published_notes(beside: PublishedMatch) -> list[str]:
     notes = [beside.remark]
     if beside.shared_scores:
         among = ", ".join(beside.shared)
@@ -133,13 +133,7 @@ def comparison_sheet(name: str, comparisons: Sequence[Comparison]) -> Sheet | No
     """Every row against one method."""
     if not comparisons:
         return None
-    columns = (
-        Column("points more"),
-        Column("ahead on"),
-        Column("seeds"),
-        Column("p"),
-        Column("so it is", words=True),
-    )
+    columns = (Column("points more"), Column("ahead on"), Column("seeds"), Column("p"), Column("so it is", words=True))
     lines = []
     for one in comparisons:
         if one.mean is None:
@@ -155,15 +149,7 @@ def comparison_sheet(name: str, comparisons: Sequence[Comparison]) -> Sheet | No
         )
         lines.append(Line(one.method, cells))
     other = comparisons[0].other
-    return Sheet(
-        f"ahead-{name}",
-        f"Against {other}",
-        HERE,
-        "method",
-        columns,
-        tuple(lines),
-        tuple(_notes(comparisons)),
-    )
+    return Sheet(f"ahead-{name}", f"Against {other}", HERE, "method", columns, tuple(lines), tuple(_notes(comparisons)))
 
 
 def _words(one: Comparison) -> str:

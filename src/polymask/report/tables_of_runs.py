@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polymask.benchmarks.findings import FULL, Anatomy, which_piggyback
-from polymask.benchmarks.measures import Forgotten, at_the_end, protocol_of, value_text
+from polymask.benchmarks.findings import FULL, Forgotten, LayerSummary, which_piggyback
 from polymask.benchmarks.records import Plan, Tuned, label_of
-from polymask.benchmarks.tables import ResultTable, Statistic
+from polymask.benchmarks.tables import ResultTable, Statistic, protocol_of
 from polymask.report.sheet import Cell, Column, Line, Sheet, listed
 from polymask.report.tables_of_results import HERE, number, over_seeds
+from polymask.train.recipe import write_value
 
 CHOSEN = "●"
 _RATES = ("rate", "weight_rate", "head_rate", "epochs")  # shown of every row
@@ -57,7 +57,8 @@ def protocol_sheet(table: ResultTable) -> Sheet | None:
     lines = [Line("the plan", tuple(_value(plan.recipe, name) for name in names))]
     for method, found in protocols.items():
         cells = [
-            Cell(value_text(found[name]), strong=True) if name in found else _value(plan.recipe, name) for name in names
+            Cell(write_value(found[name]), strong=True) if name in found else _value(plan.recipe, name)
+            for name in names
         ]
         lines.append(Line(label_of(method), tuple(cells), method))
     return Sheet(
@@ -96,11 +97,11 @@ def _place(tuned: Tuned, values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _title(tuned: Tuned, values: Mapping[str, Any]) -> str:
-    return ", ".join(value_text(values.get(name)) for name in tuned.fields)
+    return ", ".join(write_value(values.get(name)) for name in tuned.fields)
 
 
 def _value(recipe: Mapping[str, Any], name: str) -> Cell:
-    return Cell(value_text(recipe[name])) if name in recipe else Cell()
+    return Cell(write_value(recipe[name])) if name in recipe else Cell()
 
 
 def _search_notes(plan: Plan) -> list[str]:
@@ -116,8 +117,8 @@ def _search_notes(plan: Plan) -> list[str]:
         )
     ends: dict[str, list[str]] = {}
     for method, tuned in plan.tuning.items():
-        for name, end in at_the_end(tuned).items():
-            text = f"{name} {value_text(tuned.chosen[name])} is the {end} value that was tried"
+        for name, end in tuned.at_the_end.items():
+            text = f"{name} {write_value(tuned.chosen[name])} is the {end} value that was tried"
             ends.setdefault(text, []).append(label_of(method))
     notes += [f"{listed(labels)}: {text}; a better one may lie beyond it." for text, labels in ends.items()]
     remarks = {method: tuned.remark for method, tuned in plan.tuning.items() if tuned.remark}
@@ -220,9 +221,8 @@ def base_sheet(forgotten: Forgotten) -> Sheet | None:
         Column("own domain after, %"),
     )
     note = (
-        "Weights: |W' − W| / |W| over those that were moved. Same class: the share of the domains' "
-        "images that the base's own classifier still puts in the same class. Own domain: that "
-        "classifier's accuracy."
+        "Weights: |W' − W| / |W| over those that were moved. Same class: the share of the domains' images that the "
+        "base's own classifier still puts in the same class. Own domain: that classifier's accuracy."
     )
     return Sheet("forgetting-base", "The base", HERE, "method", columns, tuple(lines), (note,))
 
@@ -245,7 +245,7 @@ def _signed(one: Statistic | None) -> Statistic | None:
     return Statistic(0.0, one.sd, one.n)
 
 
-def anatomy_sheet(anatomies: Sequence[Anatomy]) -> Sheet | None:
+def anatomy_sheet(anatomies: Sequence[LayerSummary]) -> Sheet | None:
     """The findings of the parameter analysis, as numbers."""
     if not anatomies:
         return None
@@ -270,8 +270,5 @@ def anatomy_sheet(anatomies: Sequence[Anatomy]) -> Sheet | None:
         else:
             cells += [Cell()] * 7
         lines.append(Line(one.label, tuple(cells)))
-    notes = (
-        which_piggyback(anatomies),
-        "Thirds are of the layers, from input to output; each layer counts once.",
-    )
+    notes = (which_piggyback(anatomies), "Thirds are of the layers, from input to output; each layer counts once.")
     return Sheet("layers-table", "In numbers", HERE, "method", columns, tuple(lines), notes)
