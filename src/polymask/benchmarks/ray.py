@@ -128,11 +128,11 @@ def check_nodes(ray: Any, options: RayOptions, driver: nodes.DriverInfo, jobs: S
             f"none of the cluster's {len(alive)} nodes has {options.cpus:g} CPUs and {options.gpus:g} GPUs, as a job "
             "needs; ask for fewer"
         )
-    check = ray.remote(nodes.check_node).options(num_cpus=0, max_retries=0)
-    answers = {
-        check.options(scheduling_strategy=_on_node(name)).remote(driver, jobs): address
-        for name, address in able.items()
-    }
+    check = ray.remote(nodes.check_node)
+    answers = {}
+    for name, address in able.items():
+        on_it = check.options(num_cpus=0, max_retries=0, scheduling_strategy=_on_node(name))
+        answers[on_it.remote(driver, jobs)] = address
     here = nodes.count_images(jobs)  # while the nodes count theirs
     _, silent = ray.wait(list(answers), num_returns=len(answers), timeout=_ANSWER)
     if silent:
@@ -216,12 +216,12 @@ class _Run:
 
     def _work(self, driver: nodes.DriverInfo, board: Any) -> None:
         """Start a task for every job, and listen until all have ended."""
-        task = self.ray.remote(nodes.work).options(
+        task = self.ray.remote(
             num_cpus=self.options.cpus,
             num_gpus=self.options.gpus,
             max_retries=_RETRIES,
             retry_exceptions=[InterruptedTraining],  # its node was told to stop
-        )
+        )(nodes.work)
         bases = {base: self._copied(base) for base in {job.base for job in self.jobs.values()}}
         running = {}
         for number, job in self.jobs.items():
