@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from polymask.core.base import Base
     from polymask.core.domain import Domain
     from polymask.core.input import InputSpec
-    from polymask.core.method import Method, Transform
+    from polymask.core.method import Method
+    from polymask.core.parts import Transform
     from polymask.core.registry import create_method, list_methods, new_domain, register
     from polymask.core.survey import Site
     from polymask.data.images import DomainData
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from polymask.library.model import DomainModel, MultiDomainModel
-    from polymask.methods.affine.formula import set_kernels
+    from polymask.methods.affine.compiled import set_kernels
     from polymask.nets.torchvision_guard import import_torchvision
     from polymask.nets.zoo import load_base
     from polymask.pack.format import inspect
@@ -58,7 +59,8 @@ _HOME = {
     "core.base": "Base",
     "core.domain": "Domain",
     "core.input": "InputSpec",
-    "core.method": "Method Transform",
+    "core.method": "Method",
+    "core.parts": "Transform",
     "core.registry": "create_method list_methods new_domain register",
     "core.survey": "Site",
     "data.images": "DomainData",
@@ -66,7 +68,7 @@ _HOME = {
     "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError FileError HubError "
     "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
     "library.model": "DomainModel MultiDomainModel",
-    "methods.affine.formula": "set_kernels",
+    "methods.affine.compiled": "set_kernels",
     "nets.torchvision_guard": "import_torchvision",
     "nets.zoo": "load_base",
     "pack.format": "inspect",

@@ -150,7 +150,7 @@ def test_norms_of_every_kind_learn_in_float32_and_run_in_half_precision(dtype):
     found = losses(learner, 60)
     assert {p.dtype for p in learner.domain.parameters()} == {torch.float32}
     assert np.mean(found[-5:]) < 0.7 * found[0]
-    with torch.no_grad(), learner.domain.in_eval_mode():
+    with torch.no_grad(), learner.domain.in_mode(training=False):
         expected = learner.domain(base, batch()[0])
         assert torch.equal(learner.domain.merged(base)(batch()[0].to(dtype)), expected)
 

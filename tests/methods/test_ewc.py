@@ -11,8 +11,8 @@ import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net, train
 from polymask.errors import MethodError
 from polymask.methods import ewc
-from polymask.methods.baselines import moving_tensors
 from polymask.methods.ewc import Penalty, fisher, held_fisher, hold_fisher, of_mean_one
+from polymask.methods.shared_weights import trained_tensors
 from polymask.train.fit import fit
 from polymask.train.fit_all import fit_all
 from polymask.train.recipe import Recipe
@@ -89,13 +89,13 @@ def test_the_fisher_information_is_of_all_that_the_domain_moves_in_eval_mode():
 
     torch.manual_seed(5)
     domain.eval()
-    expected = {name: torch.zeros_like(t) for name, t in moving_tensors(domain).items()}
+    expected = {name: torch.zeros_like(t) for name, t in trained_tensors(domain).items()}
     for image in images:
         domain.zero_grad()
         log_p = F.log_softmax(domain(base, image[None]), 1)
         label = torch.multinomial(log_p[0].detach().exp(), 1).item()
         log_p[0, label].backward()
-        for name, t in moving_tensors(domain).items():
+        for name, t in trained_tensors(domain).items():
             expected[name] += t.grad.square() / 3
     assert {"stem_bn.weight", "stem_bn.bias", "plain.bias", "stem.weight"} <= expected.keys()
     assert found.keys() == expected.keys()
@@ -109,7 +109,7 @@ def penalty_of(base, strength=3.0):
     domain = new(base, EWC)
     moved_at_random(domain)
     torch.manual_seed(1)
-    F_ = {name: torch.rand_like(t) for name, t in moving_tensors(domain).items()}
+    F_ = {name: torch.rand_like(t) for name, t in trained_tensors(domain).items()}
     return domain, Penalty(domain, F_, strength), F_
 
 
@@ -119,20 +119,20 @@ def test_the_penalty_and_its_gradient_are_zero_where_training_begins():
     loss = penalty(*[torch.zeros(1, dtype=torch.float64)] * 2)
     assert loss.item() == 0
     loss.backward()
-    assert all(not t.grad.any() for t in moving_tensors(domain).values())
+    assert all(not t.grad.any() for t in trained_tensors(domain).values())
 
 
 def test_the_penalty_is_half_the_strength_times_the_weighted_squares_of_moves():
     base = double_base()
     domain, penalty, F_ = penalty_of(base, strength=3.0)
-    start = {name: t.detach().clone() for name, t in moving_tensors(domain).items()}
+    start = {name: t.detach().clone() for name, t in trained_tensors(domain).items()}
     moved_at_random(domain, seed=7)
     loss = penalty(*[torch.zeros(1, dtype=torch.float64)] * 2)
     loss.backward()
-    moves = {name: t.detach() - start[name] for name, t in moving_tensors(domain).items()}
+    moves = {name: t.detach() - start[name] for name, t in trained_tensors(domain).items()}
     expected = sum(1.5 * (F_[name] * move**2).sum() for name, move in moves.items())
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
-    for name, t in moving_tensors(domain).items():
+    for name, t in trained_tensors(domain).items():
         torch.testing.assert_close(t.grad, 3.0 * F_[name] * moves[name], rtol=1e-10, atol=1e-15)
     assert not list(penalty.parameters())
 
@@ -167,7 +167,7 @@ def test_the_scale_of_the_fisher_information_changes_nothing(factor, monkeypatch
             EWC.follow(domain, earlier)
             fit(base, domain, Patterns(place, 2), None, SHORT)
             earlier.append(domain)
-        ends.append((entries(moving_tensors(domain)), entries(held_fisher(domain))))
+        ends.append((entries(trained_tensors(domain)), entries(held_fisher(domain))))
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
@@ -274,10 +274,10 @@ def test_the_next_domain_is_held_by_all_before_it_around_where_they_ended():
     EWC.follow(second, [first])
     held = {name: f.clone() for name, f in held_fisher(first).items()}
     penalty = EWC.objective(base, second, lambda: pytest.fail("there is nothing to estimate"))
-    assert penalty.fisher.tensors().keys() == moving_tensors(second).keys()
+    assert penalty.fisher.tensors().keys() == trained_tensors(second).keys()
     for name, value in held.items():
         assert torch.equal(penalty.fisher.tensors()[name], value)
-        assert torch.equal(penalty.start.tensors()[name], moving_tensors(first)[name])
+        assert torch.equal(penalty.start.tensors()[name], trained_tensors(first)[name])
     fit(base, second, Patterns(2, 2, classes=3), None, SHORT)
     assert all(torch.equal(f, held[name]) for name, f in held_fisher(first).items())
     more = held_fisher(second)
@@ -346,7 +346,7 @@ def test_the_fisher_information_travels_in_the_pack(norms, tmp_path):
         kept.fill_(i + 1)
     domain.save(tmp_path / "d.safetensors")
     loaded = held_fisher(pm.load_domain(tmp_path / "d.safetensors", base))
-    assert loaded.keys() == moving_tensors(domain).keys()
+    assert loaded.keys() == trained_tensors(domain).keys()
     assert [f.flatten()[0].item() for f in loaded.values()] == [*range(1, len(loaded) + 1)]
 
 

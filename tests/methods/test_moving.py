@@ -7,10 +7,10 @@ from torch import nn
 
 import polymask as pm
 from nets import SPEC, batch, logits, tiny_base
-from polymask.core.method import Part
 from polymask.core.network import copy_with
+from polymask.core.parts import Part
 from polymask.errors import InterruptedTraining, MethodError
-from polymask.methods.baselines import Snapshot, own_classifier
+from polymask.methods.shared_weights import Snapshot, own_classifier
 from polymask.train.fit import fit
 from polymask.train.fit_all import Lesson, fit_all
 from polymask.train.recipe import Recipe

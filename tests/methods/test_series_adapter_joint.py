@@ -13,7 +13,7 @@ from polymask.benchmarks.jobs import BaseName
 from polymask.benchmarks.planning import Request, make_plan
 from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.core.network import copy_with
-from polymask.methods.series_adapter import MovedAdapter, MovedWeight
+from polymask.methods.series_adapter import AdaptedSharedLayer, SharedLayer
 from polymask.train.fit import fit
 from polymask.train.fit_all import Lesson, fit_all
 from polymask.train.learn import learn
@@ -40,7 +40,7 @@ def moved_domain(base, method=JOINT, seed=0):
     with torch.no_grad():
         for transform in transforms(domain).values():
             transform.delta.normal_(0, 0.1)
-            if isinstance(transform, MovedAdapter):
+            if isinstance(transform, AdaptedSharedLayer):
                 transform.running_mean.normal_(0, 0.5)
                 transform.running_var.uniform_(0.5, 2)
     return domain
@@ -76,7 +76,7 @@ def test_every_site_is_moved_and_those_that_can_be_are_adapted():
     base = tiny_base()
     found = transforms(pm.new_domain(base, JOINT, CLASSES))
     assert found.keys() == base.sites.keys()
-    assert {n for n, t in found.items() if isinstance(t, MovedWeight)} == {
+    assert {n for n, t in found.items() if type(t) is SharedLayer} == {
         "plain.weight",
         "hidden.weight",
     }
@@ -104,7 +104,7 @@ def test_domains_learned_together_share_what_was_moved_and_nothing_else():
         for name, transform in other.items():
             assert torch.equal(transform.delta, first[name].delta)
             assert transform.delta.any()
-            if isinstance(transform, MovedAdapter):
+            if isinstance(transform, AdaptedSharedLayer):
                 assert not torch.equal(transform.adapter, first[name].adapter)
                 assert not torch.equal(transform.running_mean, first[name].running_mean)
     assert fitted.base.change > 0
@@ -148,7 +148,7 @@ def test_a_domain_that_follows_takes_over_what_was_pretrained(inherit):
     own = moved_domain(base)
     fit(base, own, Fixed(), VAL, RECIPE)
     new = pm.new_domain(base, AFTER, ["x", "y"], inherit=inherit)
-    adapted = {n: t for n, t in transforms(new).items() if isinstance(t, MovedAdapter)}
+    adapted = {n: t for n, t in transforms(new).items() if isinstance(t, AdaptedSharedLayer)}
     drawn = {n: t.adapter.clone() for n, t in adapted.items()}
     new.method.follow(new, [own])
     for name, transform in transforms(new).items():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import polymask as pm
 from polymask.benchmarks.jobs import layer_statistics
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
-from polymask.core.method import Stored, Transform
+from polymask.core.parts import Stored, Transform
 from polymask.errors import PolymaskError
 from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction
 

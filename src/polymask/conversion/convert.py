@@ -29,7 +29,7 @@ from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain, check_classes
-from polymask.core.method import Stored
+from polymask.core.parts import Stored
 from polymask.core.registry import create_method, skeleton
 from polymask.data.images import DomainData
 from polymask.data.load import load_data

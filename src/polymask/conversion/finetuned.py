@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
-from polymask.core.norms import COUNTER
+from polymask.core.parts import COUNTER
 from polymask.errors import PolymaskError
 from polymask.nets.base_file import read_checkpoint
 from polymask.train.predict import Batches, logits

@@ -1,35 +1,31 @@
 """What a domain costs: bits by component, #Params as the paper counts it and as stored, and operations.
 
-What a domain costs: bits by component, and #Params as the paper counts it and as stored.
-
     #Params = 1 + A (T - 1) / (32 N)
 
-for T domains, the base's own among them, where N is the number of the base's parameters and A the
-bits that one more domain takes; no classifier is counted. The paper counts two numbers for a batch
-norm's channel (scale and shift) in A and in N. A pack also stores the two statistics:
-`params_stored` has them in A. What domains share is counted once; what stands in place of the
-base's own weights is not counted. A pack holds such tensors all the same, so that it needs no other
-file: `bits_per_weight(base, domain)` is of the pack.
+for T domains, the base's own among them, where N is the number of the base's parameters and A the bits that one more
+domain takes; no classifier is counted. The paper counts two numbers for a batch norm's channel (scale and shift) in A
+and in N. A pack also stores the two statistics: `params_stored` has them in A. What domains share is counted once; what
+stands in place of the base's own weights is not counted. A pack holds such tensors all the same, so that it needs no
+other file: `bits_per_weight(base, domain)` is of the pack.
 
-Floating point operations of a network, and what a domain saves of them.
-
-A multiplication and an addition are two operations. Those of convolutions, matrix products and
-attention are counted, as torch's own counter does it; norms, activations and copies are not.
+A multiplication and an addition are two operations. Those of convolutions, matrix products and attention are counted,
+as torch's own counter does it; norms, activations and copies are not.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
-from polymask.core.method import Method, Stored
+from polymask.core.method import Method
+from polymask.core.network import named_tensors
+from polymask.core.parts import Stored
 from polymask.core.registry import create_method, skeleton
 from polymask.errors import PolymaskError
 
@@ -94,20 +90,19 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
 def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Account:
     """The cost of `domains` domains that are on average like those that have been learned.
 
-    A method may find out only while learning what it stores: CovNorm keeps as many components as
-    it needs, so its prototype says nothing.
+    A method may find out only while learning what it stores: CovNorm keeps as many components as it needs.
     """
     method = fitted[-1].method
     found = [component_bits(domain) for domain in fitted]
     mean = {name: sum(one[name] for one in found) // len(found) for name in COMPONENTS}
     components = found[-1] if method.cumulative else mean  # the last one has all that came before
-    size = sum(p.numel() for p in base.net.parameters())
+    size = _parameters(base)
     once = sum(components[name] for name in _ONCE)
     each = sum(components[name] for name in _EACH)
     stored = each + components["norm_statistics"]
     more = max(domains - 1, 1)
     times = 1 if method.cumulative else domains - 1
-    transformed = _transformed(fitted[-1])
+    transformed = dict(fitted[-1].named_transforms())
     return Account(
         base=base.name,
         method=method.name,
@@ -124,7 +119,7 @@ def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Acc
 def bits_per_weight(base: Base, domain: Domain) -> float:
     """Bits that a domain stores, without its head, for each parameter of the base."""
     bits = sum(bits for name, bits in component_bits(domain).items() if name != "head")
-    return bits / sum(p.numel() for p in base.net.parameters())
+    return bits / _parameters(base)
 
 
 def component_bits(domain: Domain) -> dict[str, int]:
@@ -135,22 +130,18 @@ def component_bits(domain: Domain) -> dict[str, int]:
             bits[part.component(name)] += _bits(stored)
     for _, norm in domain.named_norms():
         for name, stored in norm.stored().items():
-            kind = "norm_statistics" if name in norm._buffers else "norm_affine"
-            bits["moved" if domain.method.moves_norms else kind] += _bits(stored)
+            bits["moved" if domain.method.moves_norms else norm.component(name)] += _bits(stored)
     if domain.head is not None:
         bits["head"] = sum(_bits(p) for p in domain.head.parameters())
     return bits
 
 
-def _transformed(domain: Domain) -> set[str]:
-    return {name for name, _ in domain.named_transforms()}
+def _parameters(base: Base) -> int:
+    return sum(p.numel() for p in base.net.parameters())
 
 
 def _bits(stored: Stored) -> int:
-    if isinstance(stored, Bits):
-        return stored.numel
-    assert isinstance(stored, Tensor)
-    return stored.numel() * stored.element_size() * 8
+    return stored.numel if isinstance(stored, Bits) else stored.nbytes * 8
 
 
 def flops(net: nn.Module, input_shape: Sequence[int]) -> int:
@@ -158,8 +149,7 @@ def flops(net: nn.Module, input_shape: Sequence[int]) -> int:
 
     The network is run as it is, in the mode that it is in. On the meta device nothing is computed.
     """
-    tensors = (t for t in chain(net.parameters(), net.buffers()) if t.is_floating_point())
-    like = next(tensors, torch.empty(0))
+    like = next((t for _, t in named_tensors(net) if t.is_floating_point()), torch.empty(0))
     blank = torch.zeros(1, *input_shape, device=like.device, dtype=like.dtype)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(blank)

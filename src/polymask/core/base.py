@@ -31,9 +31,8 @@ Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 class Base:
     """A frozen network whose output is features, the sites of it, and how to feed it.
 
-    The network is a structural copy of the one given: its tensors are shared, its modules are
-    not, its classifier is taken out and kept as `head`. It is always in eval mode; a domain in
-    training sets modes for the length of one call.
+    The network is a structural copy of the one given: its tensors are shared, its modules are not, its classifier is
+    taken out and kept as `head`. It is always in eval mode; a domain in training sets modes for the length of one call.
     """
 
     def __init__(
@@ -54,9 +53,7 @@ class Base:
         found = survey(self.net, blank)
         self.classifier = found.classifier if classifier == "auto" else classifier
         self.head: nn.Module | None = None
-        self.feature_dim: int | None = None
-        if len(found.output_shape) == 1:
-            self.feature_dim = found.output_shape[0]
+        self.feature_dim = found.output_shape[0] if len(found.output_shape) == 1 else None
         if self.classifier is not None:
             self._take_out_classifier(self.classifier)
         if classifier not in ("auto", None):
@@ -78,6 +75,11 @@ class Base:
     def dtype(self) -> torch.dtype:
         """The type of the images that the network takes: that of its first tensor."""
         return _real(next(iter(self._tensors.values()), torch.empty(0)))
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """The type of the network's weights: that of its first site."""
+        return next((self.tensor(name).dtype for name in self.all_sites), torch.float32)
 
     def placed(self, images: Tensor) -> Tensor:
         """A batch as the network takes it: on its device, in its type."""
@@ -104,8 +106,9 @@ class Base:
 
         Networks that share the ones that were here keep them: a thread may be running one.
         """
-        fresh = {n: nn.Parameter(tensor, requires_grad=False) for n, tensor in moved.items()}
-        exchange_tensors(self.net, {id(self._tensors[n]): p for n, p in fresh.items()})
+        exchange_tensors(
+            self.net, {id(self._tensors[n]): nn.Parameter(t, requires_grad=False) for n, t in moved.items()}
+        )
         self._tensors = dict(named_tensors(self.net))
 
     def scratch_buffers(self, live_norms: Collection[str], replaced: Collection[str]) -> dict[str, Tensor]:
@@ -179,9 +182,8 @@ class Base:
         now = fingerprint(self.net)
         if now != self.fingerprint:
             raise BaseError(
-                f"base {self.name} has changed since it was loaded (fingerprint "
-                f"{self.fingerprint[:12]}…, now {now[:12]}…); something wrote to its tensors: "
-                "load it again"
+                f"base {self.name} has changed since it was loaded (fingerprint {self.fingerprint[:12]}…, now "
+                f"{now[:12]}…); something wrote to its tensors: load it again"
             )
 
     def check_images(self, images: Tensor) -> None:
@@ -205,9 +207,7 @@ class Base:
 
     def _check_tensors(self) -> None:
         for name, tensor in named_tensors(self.net):
-            if tensor.is_meta or not tensor.is_floating_point():
-                continue
-            if not torch.isfinite(tensor).all():
+            if not tensor.is_meta and tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise BaseError(
                     f"{name} of base {self.name} holds values that are not finite; use an intact checkpoint"
                 )
@@ -253,14 +253,11 @@ def _real(tensor: Tensor) -> torch.dtype:
 
 def _choose(sites: Mapping[str, Site], include: Sequence[str], exclude: Sequence[str]) -> dict[str, Site]:
     for pattern in (*include, *exclude):
-        if not any(_matches(name, pattern) for name in sites):
+        if not any(_matches(name, [pattern]) for name in sites):
             raise BaseError(f"no site matches {pattern!r}; " + near_matches(pattern, sites))
-    return {
-        name: site
-        for name, site in sites.items()
-        if (not include or any(_matches(name, p) for p in include)) and not any(_matches(name, p) for p in exclude)
-    }
+    chosen = {n: site for n, site in sites.items() if not include or _matches(n, include)}
+    return {n: site for n, site in chosen.items() if not _matches(n, exclude)}
 
 
-def _matches(site: str, pattern: str) -> bool:
-    return fnmatchcase(site, pattern) or fnmatchcase(site.rpartition(".")[0], pattern)
+def _matches(site: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (site, site.rpartition(".")[0]) for pattern in patterns)

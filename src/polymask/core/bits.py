@@ -1,22 +1,17 @@
-"""Masks as bits, and the threshold that makes them.
+"""Masks as bits, 32 to a word, in memory and on a device; and the threshold that makes them.
 
-Masks as bits: 32 to a word, in memory and on a device.
-
-Element i of the flattened mask is bit i % 32 of word i // 32, least significant first, so the
-words' little-endian bytes hold element i at bit i % 8 of byte i // 8. Bits beyond the last
-element are zero.
-
-The threshold, with a surrogate gradient.
+Element i of the flattened mask is bit i % 32 of word i // 32, least significant first, so the words' little-endian
+bytes hold element i at bit i % 8 of byte i // 8. Bits beyond the last element are zero.
 
     m = h(r) = 1[r >= t]          dE/dr := h~'(r) dE/dm
 
-h has no useful gradient, so that of a strictly increasing h~ stands in for it: the identity
-(h~' = 1, the straight-through estimator), or the sigmoid around the threshold.
-Since h~' > 0, the step that dE/dr induces moves m the way that dE/dm asks for.
+The threshold h has no useful gradient, so that of a strictly increasing h~ stands in for it: the identity (h~' = 1, the
+straight-through estimator), or the sigmoid around the threshold. Since h~' > 0, the step that dE/dr induces moves m the
+way that dE/dm asks for.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -53,8 +48,7 @@ class Bits:
             raise ValueError(f"{len(data)} bytes cannot be the bits of shape {shape}")
         if numel % 8 and data[-1] >> (numel % 8):
             raise ValueError(f"bits are set beyond the last of {numel} elements")
-        padded = bytearray(-(-numel // WORD) * 4)
-        padded[: len(data)] = data
+        padded = bytearray(data.ljust(-(-numel // WORD) * 4, b"\0"))
         words = torch.frombuffer(padded, dtype=torch.int32) if padded else torch.empty(0).int()
         return cls(words, shape)
 
@@ -66,10 +60,10 @@ class Bits:
 
 def pack(mask: Tensor) -> Tensor:
     """(…) bool -> (ceil(numel / 32),) int32."""
-    flat = mask.reshape(-1)
+    flat, count = mask.reshape(-1), -(-mask.numel() // WORD)
     if flat.is_meta:  # only shapes are asked for, and operations on meta tensors are slow
-        return torch.empty(-(-flat.numel() // WORD), dtype=torch.int32, device=flat.device)
-    padded = torch.zeros(-(-flat.numel() // WORD) * WORD, dtype=torch.uint8, device=flat.device)
+        return torch.empty(count, dtype=torch.int32, device=flat.device)
+    padded = torch.zeros(count * WORD, dtype=torch.uint8, device=flat.device)
     padded[: flat.numel()] = flat
     octets = padded.view(-1, 8)
     packed = octets[:, 0].clone(memory_format=torch.contiguous_format)
@@ -86,7 +80,6 @@ def unpack(words: Tensor, numel: int) -> Tensor:
 
 
 Surrogate = Literal["identity", "sigmoid"]
-SURROGATES: tuple[str, ...] = get_args(Surrogate)
 
 
 def threshold(scores: Tensor, at: float | Tensor) -> Tensor:
@@ -94,7 +87,7 @@ def threshold(scores: Tensor, at: float | Tensor) -> Tensor:
     return scores >= at
 
 
-def scale_by_surrogate(gradient: Tensor, scores: Tensor, at: float, surrogate: Surrogate) -> Tensor:
+def scale_by_surrogate(gradient: Tensor, scores: Tensor, at: float | Tensor, surrogate: Surrogate) -> Tensor:
     """h~'(r) * gradient; writes to `gradient`."""
     if surrogate == "identity":
         return gradient

@@ -1,10 +1,9 @@
 """The blocks that a base's network runs one after another, read off one forward pass.
 
-Hooks note the tensors that enter and leave every module while the network runs on a blank image
-that asks for its gradient. The autograd graph of that pass then says how the data flowed: a tensor
-is a *waist* if every path from the image to the features goes through it. A module between two
-waists is a link of a chain. Links lie inside one another (a stage, its blocks, their layers); the
-rule of `find_blocks` says which of them are the blocks.
+Hooks note the tensors that enter and leave every module while the network runs on a blank image that asks for its
+gradient. The autograd graph of that pass then says how the data flowed: a tensor is a *waist* if every path from the
+image to the features goes through it. A module between two waists is a link of a chain. Links lie inside one another (a
+stage, its blocks, their layers); the rule of `find_blocks` says which of them are the blocks.
 """
 
 from collections import Counter, defaultdict
@@ -38,9 +37,8 @@ class Block:
 def find_blocks(base: Base) -> list[Block]:
     """The blocks of `base`, in order of execution.
 
-    A block is called once in a forward pass, takes one tensor, gives one, holds a site, and all
-    that the network makes of an image goes through it; no block is inside another. Looked for
-    from the root on:
+    A block is called once in a forward pass, takes one tensor, gives one, holds a site, and all that the network makes
+    of an image goes through it; no block is inside another. Looked for from the root on:
 
     * An `nn.Sequential` or a container that is never called is looked into, never a block itself.
     * Any other module with children is a block, unless it is a stage: it has two or more blocks
@@ -49,17 +47,16 @@ def find_blocks(base: Base) -> list[Block]:
     * A layer without children is a block if an `nn.Sequential` or an `nn.ModuleList` holds it and
       the network has no other blocks, as in a VGG.
 
-    A new stage starts where the resolution of a block's output is not that of its input, or not
-    that of the block before. Like `Base.run`, this needs the base for itself while it runs.
+    A new stage starts where the resolution of a block's output is not that of its input, or not that of the block
+    before. Like `Base.run`, this needs the base for itself while it runs.
     """
     chain = _Chain(base)
     chosen = chain.blocks_in(base.net) or chain.layers()
     if not chosen:
         raise BaseError(
-            f"base {base.name} has no chain of blocks; looked for modules that a forward pass "
-            "calls once, with one tensor in and one out, that hold a site and have no way around "
-            "them: put the network's layers into block modules or an nn.Sequential that run one "
-            "after another, or use a method that does not need blocks"
+            f"base {base.name} has no chain of blocks; looked for modules that a forward pass calls once, with one "
+            "tensor in and one out, that hold a site and have no way around them: put the network's layers into block "
+            "modules or an nn.Sequential that run one after another, or use a method that does not need blocks"
         )
     blocks: list[Block] = []
     stage = 0
@@ -158,17 +155,15 @@ def _run(base: Base) -> tuple[dict[nn.Module, list[_Call]], set[_Point]]:
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
         with torch.inference_mode(False), torch.enable_grad(), base.device:
-            dtype = next((base.tensor(name).dtype for name in base.all_sites), None)
-            blank = torch.zeros(1, *base.input.shape, device=base.device, dtype=dtype)
+            blank = torch.zeros(1, *base.input.shape, device=base.device, dtype=base.weight_dtype)
             image = blank.requires_grad_().clone()  # not a leaf: the network may write to it
             start, end = _point(image), _point(tensor_of(base.net(image)))
     finally:
         for handle in handles:
             handle.remove()
-    called: dict[nn.Module, list[_Call]] = {
-        module: [(a, b) if a and b else None for a, b in zip(values, left[module], strict=True)]
-        for module, values in entered.items()
-    }
+    called: dict[nn.Module, list[_Call]] = {}
+    for module, values in entered.items():
+        called[module] = [(a, b) if a and b else None for a, b in zip(values, left[module], strict=True)]
     return called, _waists(start, end) if start and end else set()
 
 
@@ -223,8 +218,6 @@ def passes_maps(base: Base, block: Block) -> bool:
 
     It must hold a two-dimensional convolution: transformers that keep (H, W, C) hold none.
     """
-    shapes = (block.input_shape, block.output_shape)
-    convolves = any(
-        site.kind.endswith("2d") and name.startswith(f"{block.name}.") for name, site in base.all_sites.items()
-    )
-    return convolves and all(len(shape) == 3 for shape in shapes)
+    inside = [site for name, site in base.all_sites.items() if name.startswith(f"{block.name}.")]
+    passes = len(block.input_shape) == len(block.output_shape) == 3
+    return passes and any(site.kind.endswith("2d") for site in inside)

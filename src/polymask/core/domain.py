@@ -4,7 +4,7 @@ domain.weights(base) -> {state-dict name: tensor}
 logits = domain.head(functional_call(base.net, domain.weights(base), (images,)))
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from polymask.core.base import Base, Momentum
 from polymask.core.merge import merge
-from polymask.core.method import Method, Part, Route, Stored, Transform
+from polymask.core.method import Method
 from polymask.core.network import put_tensors, structural_copy
-from polymask.core.norms import OwnNorm, linear_head
+from polymask.core.parts import OwnNorm, Part, Route, Stored, Transform, linear_head, own_norms
 from polymask.core.survey import Site
 from polymask.errors import DomainError
 
@@ -26,17 +26,12 @@ from polymask.errors import DomainError
 class Domain(nn.Module):
     """All that one domain owns: transforms of sites, norm layers, a head, and class names.
 
-    Its parameters are what it learns. `training` decides how it runs: a domain in training mode
-    puts its own norms and the network's dropout in training mode for the length of a call.
-    `recipe` and `metrics` are notes (JSON values) that travel in its pack.
+    Its parameters are what it learns. In training mode it puts its own norms and the network's dropout in training
+    mode for the length of a call. `recipe` and `metrics` are notes (JSON values) that travel in its pack.
     """
 
     def __init__(
-        self,
-        base: Base,
-        method: Method,
-        classes: Sequence[str] | None,
-        sites: Mapping[str, Site] | None = None,
+        self, base: Base, method: Method, classes: Sequence[str] | None, sites: Mapping[str, Site] | None = None
     ) -> None:
         super().__init__()
         self.sites = dict(base.sites if sites is None else sites)
@@ -47,26 +42,26 @@ class Domain(nn.Module):
         self.metrics: dict[str, Any] = {}
 
         transforms = {name: method.transform(site) for name, site in self.sites.items()}
-        made = {_key(name): t for name, t in transforms.items() if t is not None}
-        self.transforms = nn.ModuleDict(made)
+        self.transforms = nn.ModuleDict({_module_key(name): t for name, t in transforms.items() if t is not None})
         self.route: Part | None = method.route(base) or method.carry(base)
-        norms = {} if method.norms == "shared" else base.norms
-        owned = {name: OwnNorm(base, norm, method.norms) for name, norm in norms.items()}
-        self.norms = nn.ModuleDict({_key(n): m for n, m in owned.items() if m.tensors()})
+        norms = own_norms(base, method.norms)
+        self.norms = nn.ModuleDict({_module_key(name): norm for name, norm in norms.items() if norm.tensors()})
         self.head: nn.Linear | None = None
         if self.classes is not None:
             if base.feature_dim is None:
                 raise DomainError(
-                    f"base {base.name} does not give one feature vector an image, so it takes no "
-                    "linear head; give it pooled features, or make the domain with classes=None"
+                    f"base {base.name} does not give one feature vector an image, so it takes no linear head; give it "
+                    "pooled features, or make the domain with classes=None"
                 )
-            dtype = next((s.dtype for s in base.all_sites.values()), torch.float32)
-            self.head = linear_head(base.feature_dim, len(self.classes), dtype)
+            self.head = linear_head(base.feature_dim, len(self.classes), base.weight_dtype)
 
-    def weights(self, base: Base) -> dict[str, Tensor]:
-        """The tensors that this domain puts in place of the base's, by state-dict name."""
+    def weights(self, base: Base, made: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The tensors that this domain puts in place of the base's, by state-dict name.
+
+        `made` are weights of sites that are there already, and are not computed again.
+        """
         self.check_base(base)
-        weights = dict(self.method.together(base, self))
+        weights = dict(self.method.together(base, self) if made is None else made)
         for name, transform in self.named_transforms():
             if self.training and transform.acts_on_output:
                 weights[name] = transform.layer_weight(base.tensor(name))
@@ -89,11 +84,8 @@ class Domain(nn.Module):
         live = self.live_norms()
         # A module in training mode may write to its buffers; the base's are not to be written.
         weights |= base.scratch_buffers(live, weights)
-        hooks = {
-            name.rpartition(".")[0]: partial(_follow_output, transform)
-            for name, transform in self.named_transforms()
-            if transform.acts_on_output
-        }
+        acting = {name: transform for name, transform in self.named_transforms() if transform.acts_on_output}
+        hooks = {name.rpartition(".")[0]: partial(_replace_output, transform) for name, transform in acting.items()}
         with base.training(live, momentum or self.method.norm_momentum), base.hooked(hooks):
             return self._run(base, weights, images)
 
@@ -113,7 +105,7 @@ class Domain(nn.Module):
     def named_transforms(self) -> Iterator[tuple[str, Transform]]:
         """(site name, transform), in the base's order."""
         for key, module in self.transforms.items():
-            yield _name(key), cast(Transform, module)
+            yield _name_of(key), cast(Transform, module)
 
     def named_parts(self) -> Iterator[tuple[str, Part]]:
         """(place in a pack, part): the transforms, then the route, or what is carried for the next domain."""
@@ -125,7 +117,7 @@ class Domain(nn.Module):
     def named_norms(self) -> Iterator[tuple[str, OwnNorm]]:
         """(norm layer's name, own tensors)."""
         for key, module in self.norms.items():
-            yield _name(key), cast(OwnNorm, module)
+            yield _name_of(key), cast(OwnNorm, module)
 
     def live_norms(self) -> set[str]:
         """The norm layers that run in training mode while this domain learns."""
@@ -135,8 +127,8 @@ class Domain(nn.Module):
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
         """What is learned, by part.
 
-        "transforms" has scores, scalars and adapters, "weights" what is learned of whole weights,
-        "norms" scales and shifts, "head" the classifier.
+        "transforms" has scores, scalars and adapters, "weights" what is learned of whole weights, "norms" scales and
+        shifts, "head" the classifier.
         """
         groups: dict[str, list[nn.Parameter]] = {"transforms": [], "weights": []}
         for _, part in self.named_parts():
@@ -155,21 +147,15 @@ class Domain(nn.Module):
         for module in self.modules():
             if isinstance(module, OwnNorm):  # a route may have some too
                 module.reset_statistics()
-        was_training = self.training
-        self.train()
-        try:
+        with self.in_mode(training=True):
             for images in batches:
                 self.features(base, images, momentum="cumulative")
-        finally:
-            self.train(was_training)
 
     def stored(self) -> dict[str, Stored]:
         """Everything that a pack keeps, by name."""
         stored: dict[str, Stored] = {}
-        for place, part in self.named_parts():
+        for place, part in self._stored_parts():
             stored |= {f"{place}/{n}": t for n, t in part.stored().items()}
-        for norm, own in self.named_norms():
-            stored |= {f"norm/{norm}/{n}": t for n, t in own.stored().items()}
         if self.head is not None:
             stored |= {f"head/{n}": p.detach() for n, p in self.head.named_parameters()}
         return stored
@@ -183,13 +169,15 @@ class Domain(nn.Module):
         for name, tensor in stored.items():
             place, _, leaf = name.rpartition("/")
             parts[place][leaf] = tensor
-        for place, part in self.named_parts():
+        for place, part in self._stored_parts():
             part.restore(parts[place])
-        for norm, own in self.named_norms():
-            own.restore(parts[f"norm/{norm}"])
         if self.head is not None:
             put_tensors(self.head, parts["head"])
         return self.requires_grad_(False).eval()
+
+    def _stored_parts(self) -> Iterator[tuple[str, Part]]:
+        yield from self.named_parts()
+        yield from ((f"norm/{name}", norm) for name, norm in self.named_norms())
 
     def frozen(self) -> Self:
         """A copy in the stored form; the original may learn on without changing it."""
@@ -205,18 +193,18 @@ class Domain(nn.Module):
     def merged(self, base: Base, *, compact: bool = False) -> nn.Module:
         """An ordinary network that gives this domain's logits.
 
-        A structural copy of the base: every tensor that the domain does not change is shared
-        with it, the head stands where the base's classifier stood. Nothing is shared with the
-        domain, which may learn on. `compact` leaves out what the domain does not use (channels
-        that it switched off), so layers get smaller, and logits differ in rounding.
+        A structural copy of the base: every tensor that the domain does not change is shared with it, the head stands
+        where the base's classifier stood. Nothing is shared with the domain, which may learn on. `compact` leaves out
+        what the domain does not use (channels that it switched off), so layers get smaller, and logits differ in
+        rounding.
         """
         return merge(self, base, compact=compact)
 
     @contextmanager
-    def in_eval_mode(self) -> Iterator[None]:
-        """Eval mode, and back to the mode that was."""
+    def in_mode(self, *, training: bool) -> Iterator[None]:
+        """Training or eval mode, and back to the mode that was."""
         was_training = self.training
-        self.eval()
+        self.train(training)
         try:
             yield
         finally:
@@ -239,41 +227,30 @@ class Domain(nn.Module):
 
     def become(self, other: Self) -> None:
         """Take on everything that another domain is; both share its tensors from then on."""
-        for name in (
-            "method",
-            "sites",
-            "input",
-            "classes",
-            "recipe",
-            "metrics",
-            "transforms",
-            "route",
-            "norms",
-            "head",
-        ):
+        for name in ("method", "sites", "input", "classes", "recipe", "metrics"):
             setattr(self, name, getattr(other, name))
+        self.transforms, self.route, self.norms, self.head = other.transforms, other.route, other.norms, other.head
         self.train(other.training)
 
     def check_base(self, base: Base) -> None:
         """Raise unless `base` is the one that this domain was made for."""
         if base.fingerprint != self.fingerprint:
             raise DomainError(
-                f"the domain was made for base {self.base_name} (fingerprint "
-                f"{self.fingerprint[:12]}…), this base is {base.name} ({base.fingerprint[:12]}…); "
-                "use the base that it was trained on, or retrain"
+                f"the domain was made for base {self.base_name} (fingerprint {self.fingerprint[:12]}…), this base is "
+                f"{base.name} ({base.fingerprint[:12]}…); use the base that it was trained on, or retrain"
             )
 
 
-def _follow_output(transform: Transform, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _replace_output(transform: Transform, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return transform.output(inputs[0], output)
 
 
-def _key(name: str) -> str:
+def _module_key(name: str) -> str:
     # Names of submodules hold no dots, and must not be those of a ModuleDict's own attributes.
     return ":" + name.replace(".", "/")
 
 
-def _name(key: str) -> str:
+def _name_of(key: str) -> str:
     return key.removeprefix(":").replace("/", ".")
 
 
@@ -282,7 +259,6 @@ def check_classes(classes: Sequence[str]) -> list[str]:
     names = list(classes)
     if isinstance(classes, str) or not names or not all(isinstance(c, str) and c for c in names):
         raise DomainError("classes must be a list of non-empty names, one per class")
-    repeated = sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
-    if repeated:
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise DomainError(f"class names must be distinct; {', '.join(repeated[:5])} occur twice")
     return names

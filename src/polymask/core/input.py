@@ -42,8 +42,6 @@ class InputSpec:
                 object.__setattr__(self, name, tuple(kind(v) for v in getattr(self, name)))
             except (TypeError, ValueError) as error:
                 raise BaseError(f"input {name} must be a list of numbers: {error}") from error
-        if not isinstance(self.crop, int | float):
-            raise BaseError(f"crop {self.crop!r} must be a number")
         for name in ("squash", "square"):
             if not isinstance(getattr(self, name), bool):
                 raise BaseError(f"{name} {getattr(self, name)!r} must be true or false")
@@ -61,6 +59,8 @@ class InputSpec:
             raise BaseError(
                 f"interpolation {self.interpolation!r} is not known; use 'nearest', 'bilinear' or 'bicubic'"
             )
+        if not isinstance(self.crop, int | float):
+            raise BaseError(f"crop {self.crop!r} must be a number")
         if not 0 < self.crop <= 1:
             raise BaseError(f"crop {self.crop} must be in (0, 1]")
 
@@ -71,7 +71,4 @@ class InputSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `InputSpec(**object)` reads back."""
-        content = asdict(self)
-        if not self.square:  # packs of before have no such member
-            del content["square"]
-        return content
+        return {name: v for name, v in asdict(self).items() if name != "square" or v}  # older packs have no such member

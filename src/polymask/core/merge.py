@@ -1,31 +1,14 @@
-"""Merged networks: a domain as an ordinary network; and memory that holds many tensors, or is used again.
-
-Memory that is used again: what a training step takes as one large piece, every step anew.
-
-The C library gives large pieces back to the system, and the pages of a new one are cleared one by
-one when they are first written to, which takes longer than all arithmetic on them.
-
-Many tensors in one buffer of blocks: where each begins, and how they get there.
-
-A kernel goes over the whole buffer in one call. Each tensor begins with a block of its own, so a
-block has one set of scalars. What is learned stays what it is, parameters with names and shapes;
-only the memory behind them is the buffer's. Nothing else remembers it: whether tensors lie as
-planned is seen from their addresses.
-"""
+"""Merged networks: a domain as an ordinary network, and one network that becomes one domain after another."""
 
 import copy
-import ctypes
-import weakref
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polymask.core.memory import BLOCK, move_together, plan_buffer
 from polymask.core.network import copy_with, features_of, named_tensors, owner_of, put_module, structural_copy
 from polymask.errors import DomainError
 
@@ -33,150 +16,12 @@ if TYPE_CHECKING:
     from polymask.core.base import Base
     from polymask.core.domain import Domain
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
-_NEVER = 2**31 - 1
-
-
-def keep_freed_memory() -> bool:
-    """Let this process keep memory that it frees, for what it needs next; whether that worked.
-
-    A training step takes and frees some hundred megabytes. By default glibc gives them back, and
-    the kernel clears every page that is taken again. What has been taken once then stays taken.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
-
-
-def give_back_freed_memory() -> bool:
-    """Give the system every page that is free; whether there were any.
-
-    glibc keeps memory for each thread by itself, so what one thread frees another takes anew: a
-    process whose threads make and drop networks grows and grows.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim is not None and bool(trim(0))
-
-
-class KeptMemory:
-    """One piece of memory, lent out to one tensor at a time."""
-
-    def __init__(self) -> None:
-        self._memory: np.ndarray | None = None
-        self._lent: weakref.ref[np.ndarray] | None = None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody holds the last tensor that was made of it, nor a view of that."""
-        return self._lent is None or self._lent() is None
-
-    def take(self, shape: tuple[int, ...]) -> Tensor:
-        """Single precision, values not set; fresh memory where the piece is not free."""
-        if not self.is_free:
-            return torch.empty(shape)
-        size = torch.Size(shape).numel()
-        if self._memory is None or self._memory.size != size:
-            self._memory = torch.empty(size).numpy()
-        # A tensor keeps the array that it was made of alive, and nothing else does.
-        array = self._memory[:]
-        self._lent = weakref.ref(array)
-        return torch.from_numpy(array).view(shape)
-
-
-_KEPT: "weakref.WeakKeyDictionary[nn.Module, KeptMemory]" = weakref.WeakKeyDictionary()
-
-
-def kept_memory(owner: nn.Module) -> KeptMemory:
-    """What is kept for a module, as long as it lives."""
-    return _KEPT.setdefault(owner, KeptMemory())
-
-
-def release_memory(owner: nn.Module) -> None:
-    """Give back what is kept for a module; whoever holds a tensor of it goes on doing so."""
-    _KEPT.pop(owner, None)
-
-
-BLOCK = 1024  # weights
-_BYTES = 4  # of an element: float32, or a word of 32 bits
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Where tensors of these sizes lie, counted in elements, in blocks of `width` elements."""
-
-    width: int
-    starts: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]  # from, to
-    owner: Tensor  # (blocks,) int64: whose each block is
-
-    def buffer(self, dtype: torch.dtype, memory: KeptMemory | None = None) -> Tensor:
-        """A buffer (blocks, width), new or in kept memory: its padding zero, nothing else said."""
-        shape = (len(self.owner), self.width)
-        if memory is not None and dtype == torch.float32 and self.owner.device.type == "cpu":
-            made = memory.take(shape)
-        else:
-            made = torch.empty(shape, dtype=dtype, device=self.owner.device)
-        for begin, end in self.padding:
-            made.view(-1)[begin:end] = 0
-        return made
-
-    def pieces(self, buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        """The places of the tensors in a buffer, of their shapes and layouts."""
-        return [buffer.as_strided(t.shape, t.stride(), start) for t, start in zip(like, self.starts, strict=True)]
-
-    def whole(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """The buffer that tensors lie in; None where they do not lie as planned."""
-        first = tensors[0]
-        storage = first.untyped_storage()
-        origin, size = storage.data_ptr(), len(self.owner) * self.width
-        if storage.nbytes() != _BYTES * size:
-            return None
-        for tensor, start in zip(tensors, self.starts, strict=True):
-            if tensor.data_ptr() != origin + _BYTES * start:
-                return None
-        return first.detach().as_strided((len(self.owner), self.width), (self.width, 1), 0)
-
-
-@cache
-def plan(sizes: tuple[int, ...], width: int, device: torch.device) -> Plan:
-    """For tensors of so many elements each, in this order."""
-    blocks = [-(-size // width) for size in sizes]
-    starts, padding, begin = [], [], 0
-    for size, count in zip(sizes, blocks, strict=True):
-        starts.append(begin)
-        if size < count * width:
-            padding.append((begin + size, begin + count * width))
-        begin += count * width
-    counts = torch.tensor(blocks, device=device)
-    owner = torch.repeat_interleave(torch.arange(len(sizes), device=device), counts)
-    return Plan(width, tuple(starts), tuple(padding), owner)
-
-
-@torch.inference_mode(False)  # what is made here may learn later
-@torch.no_grad()
-def copy_together(plan: Plan, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A new buffer with what is in tensors, laid out as `like` are, and its pieces."""
-    buffer = plan.buffer(tensors[0].dtype)
-    pieces = plan.pieces(buffer, like)
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        piece.copy_(tensor)
-    return buffer, pieces
-
-
-def move_together(plan: Plan, tensors: Sequence[Tensor]) -> Tensor:
-    """Give tensors, which stay the objects that they are, their places in a new buffer."""
-    buffer, pieces = copy_together(plan, tensors, tensors)
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        tensor.data = piece
-    return buffer
-
 
 def merge(domain: "Domain", base: "Base", *, compact: bool = False) -> nn.Module:
     """A structural copy of the base with a domain's tensors; nothing is shared with the domain."""
     check_mergeable(domain)
     own = {id(tensor) for _, tensor in named_tensors(domain)}
-    with torch.no_grad(), domain.in_eval_mode():
+    with torch.no_grad(), domain.in_mode(training=False):
         weights = domain.weights(base)
         net = copy_with(base.net, {n: t.detach().clone() if id(t) in own else t for n, t in weights.items()})
     if compact:
@@ -208,9 +53,8 @@ class WorkingNetwork:
     def switch(self, domain: "Domain") -> nn.Module:
         """The network with a domain's weights, norms and head."""
         check_mergeable(domain)
-        domain.check_base(self.base)
-        with torch.no_grad(), domain.in_eval_mode():
-            tensors = self._tensors(domain)
+        with torch.no_grad(), domain.in_mode(training=False):
+            tensors = domain.weights(self.base, made=self.write(domain))
         if left := self._changed - tensors.keys():
             original = dict(named_tensors(self.base.net))
             for name in left:
@@ -234,32 +78,18 @@ class WorkingNetwork:
                 transform.write(self.base.tensor(name), self._memory[name])
         return {name: self._memory[name] for name in transforms}
 
-    def _tensors(self, domain: "Domain") -> dict[str, Tensor]:
-        """What the domain has in place of the base's tensors."""
-        tensors = self.write(domain)
-        for name, transform in domain.named_transforms():
-            site = domain.sites[name]
-            bias = transform.bias(self.base.tensor(site.bias) if site.has_bias else None)
-            if bias is not None:
-                tensors[site.bias] = bias
-        for _, own in domain.named_norms():
-            tensors |= own.in_layer(self.base)
-        return tensors
-
     def _make_room(self, names: Sequence[str]) -> None:
         """Memory for weights that had none yet, in one buffer where they are of one type."""
         new = [name for name in names if name not in self._memory]
         weights = [self.base.tensor(name) for name in new]
         empty = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in weights]
         if {w.dtype for w in weights} == {torch.float32}:
-            where = plan(tuple(w.numel() for w in weights), BLOCK, weights[0].device)
-            move_together(where, empty)
+            move_together(plan_buffer(tuple(w.numel() for w in weights), BLOCK, weights[0].device), empty)
         for name, memory in zip(new, empty, strict=True):
             self._memory[name] = nn.Parameter(memory, requires_grad=False)
 
     def _put(self, name: str, tensor: Tensor | None) -> None:
-        places = self._places.get(name) or [owner_of(self._net, name)]
-        for owner, leaf in places:
+        for owner, leaf in self._places.get(name) or [owner_of(self._net, name)]:
             if leaf in owner._buffers:
                 owner._buffers[leaf] = tensor
             elif tensor is None or isinstance(tensor, nn.Parameter):
@@ -272,8 +102,8 @@ def check_mergeable(domain: "Domain") -> None:
     """Raise where a domain cannot be one network."""
     if not domain.method.mergeable:
         raise DomainError(
-            f"{domain.method.name} decides by the image what runs, so it cannot be merged into "
-            "one network; call the domain itself, or MultiDomainModel"
+            f"{domain.method.name} decides by the image what runs, so it cannot be merged into one network; call the "
+            "domain itself, or MultiDomainModel"
         )
 
 
@@ -286,7 +116,7 @@ def _with_head(net: nn.Module, base: "Base", head: nn.Module) -> nn.Module:
 
 
 class _Headed(nn.Sequential):
-    """A network and a head after it, whatever object the network gives its features in."""
+    """A network and a head after it; features may come in an object that holds them."""
 
     def forward(self, images: Tensor) -> Tensor:
         net, head = self

@@ -1,20 +1,4 @@
-"""A network's tensors and modules: copies that share them, their places, layers without unused channels, its outputs.
-
-Layers without the input channels that nothing is read from.
-
-    layer(x) = narrow(x[kept])        where the layer's weights are zero on all other channels
-
-Without groups, the weights of the kept channels make a smaller layer. With groups, only whole
-groups can go: those that read nothing give their bias alone, as constant output channels. Of a
-depthwise convolution every channel is such a group.
-
-Where images lie in memory while a network learns: by channels (channels last), or by rows.
-
-By channels is the default of recipes (`channels_last`): on a CPU it was measured to be much faster
-for a network of depthwise convolutions, and as fast for another. bfloat16 (`autocast`) is off: on a
-CPU without instructions for it, it is far slower. docs/speed.md has the numbers. Weights stay as
-they are: laying them out by channels too saved less than could be measured in a step.
-"""
+"""A network's tensors and modules: copies that share them, their places, layers without unused channels, outputs."""
 
 import copy
 import hashlib
@@ -101,61 +85,54 @@ def exchange_tensors(module: nn.Module, replaced: Mapping[int, nn.Parameter]) ->
                 owner._parameters[leaf] = replaced[id(parameter)]
 
 
-# A subclass may do more with its weights than these do; it is left as it is.
-_NARROWED: tuple[type[nn.Module], ...] = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-class Narrow(nn.Module):
-    """A layer that reads some of the channels (axis `axis`, from the end) of what it is given."""
+class PrunedLayer(nn.Module):
+    """A layer that reads only some channels (axis `axis`, from the end) of what it is given."""
 
-    kept: Tensor  # (channels read,)
+    read: Tensor  # (channels read,)
 
-    def __init__(self, layer: nn.Module, kept: Tensor, axis: int) -> None:
+    def __init__(self, layer: nn.Module, read: Tensor, axis: int) -> None:
         super().__init__()
         self.layer, self.axis = layer, axis
-        self.register_buffer("kept", kept)
+        self.register_buffer("read", read)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The layer's output for the kept channels."""
-        outputs: Tensor = self.layer(inputs.index_select(self.axis, self.kept))
+        outputs: Tensor = self.layer(inputs.index_select(self.axis, self.read))
         return outputs
 
 
-class NarrowGroups(Narrow):
-    """A grouped convolution that runs some of its groups; the others give their bias."""
+class PrunedGroups(PrunedLayer):
+    """A grouped convolution that runs some of its groups; the outputs of the others are their bias alone."""
 
-    made: Tensor  # (output channels that the groups make,)
-    idle: Tensor  # (C_out, 1, …): what all channels have without a group
+    written: Tensor  # (output channels that the groups make,)
+    constant: Tensor  # (C_out, 1, …): the bias of all output channels
 
-    def __init__(self, layer: nn.Module, kept: Tensor, axis: int, made: Tensor, idle: Tensor) -> None:
-        super().__init__(layer, kept, axis)
-        self.register_buffer("made", made)
-        self.register_buffer("idle", idle)
+    def __init__(self, layer: nn.Module, read: Tensor, axis: int, written: Tensor, constant: Tensor) -> None:
+        super().__init__(layer, read, axis)
+        self.register_buffer("written", written)
+        self.register_buffer("constant", constant)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the groups make, in its place among the idle channels."""
         outputs = super().forward(inputs)
         shape = list(outputs.shape)
-        shape[self.axis] = len(self.idle)
-        whole = self.idle.to(outputs.dtype).expand(shape)
-        return whole.index_copy(self.axis, self.made, outputs)
+        shape[self.axis] = len(self.constant)
+        whole = self.constant.to(outputs.dtype).expand(shape)
+        return whole.index_copy(self.axis, self.written, outputs)
 
 
-def narrowed(layer: nn.Module, switches: Tensor) -> Narrow | None:
-    """The layer without its switched-off channels; None where that would not be smaller.
+def without_channels(layer: nn.Module, switches: Tensor) -> PrunedLayer | None:
+    """The layer without its switched-off input channels; None where that would not be smaller.
 
-    `switches` is boolean (C_in,). The weights of a channel that is off must be zero. Only torch's
-    own convolutions and `nn.Linear` are narrowed.
+        layer(x) = smaller(x[on])        where the layer's weights are zero on all other channels
+
+    `switches` is boolean (C_in,). Without groups, the weights of the channels that are on make a smaller layer. With
+    groups, only whole groups can go: those that read nothing give their bias alone, as constant output channels. Of a
+    depthwise convolution every channel is such a group. Only torch's own convolutions and `nn.Linear` are made smaller:
+    a subclass may do more with its weights.
     """
-    if type(layer) not in _NARROWED:
+    if type(layer) not in (nn.Linear, *_CONVOLUTIONS):
         return None
     assert isinstance(layer, nn.Linear | _ConvNd)
     axis = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.ndim
@@ -163,51 +140,45 @@ def narrowed(layer: nn.Module, switches: Tensor) -> Narrow | None:
         return _without_groups(layer, switches, axis)
     if switches.all():
         return None
-    kept = switches.nonzero().view(-1)
-    columns = 0 if isinstance(layer, _ConvTransposeNd) else 1
+    read = switches.nonzero().view(-1)
     small = structural_copy(layer)
-    put_tensors(small, {"weight": layer.weight.index_select(columns, kept)})
-    setattr(small, "in_features" if isinstance(layer, nn.Linear) else "in_channels", len(kept))
-    return Narrow(small, kept, axis)
+    put_tensors(small, {"weight": layer.weight.index_select(0 if isinstance(layer, _ConvTransposeNd) else 1, read)})
+    setattr(small, "in_features" if isinstance(layer, nn.Linear) else "in_channels", len(read))
+    return PrunedLayer(small, read, axis)
 
 
-def _without_groups(layer: _ConvNd, switches: Tensor, axis: int) -> NarrowGroups | None:
-    alive = switches.view(layer.groups, -1).any(1)
-    if alive.all():
+def _without_groups(layer: _ConvNd, switches: Tensor, axis: int) -> PrunedGroups | None:
+    on = switches.view(layer.groups, -1).any(1)
+    if on.all():
         return None
-    kept, made = (
-        torch.arange(channels, device=alive.device).view(layer.groups, -1)[alive].view(-1)
+    read, written = (
+        torch.arange(channels, device=on.device).view(layer.groups, -1)[on].view(-1)
         for channels in (layer.in_channels, layer.out_channels)
     )
     small = structural_copy(layer)
     by_group = layer.weight.reshape(layer.groups, -1, *layer.weight.shape[1:])
-    tensors = {"weight": by_group[alive].flatten(0, 1)}
-    idle = layer.weight.new_zeros(layer.out_channels)
+    tensors = {"weight": by_group[on].flatten(0, 1)}
+    constant = layer.weight.new_zeros(layer.out_channels)
     if layer.bias is not None:
-        idle, tensors["bias"] = layer.bias.detach(), layer.bias[made]
+        constant, tensors["bias"] = layer.bias.detach(), layer.bias[written]
     put_tensors(small, tensors)
-    small.groups, small.in_channels, small.out_channels = int(alive.sum()), len(kept), len(made)
-    return NarrowGroups(small, kept, axis, made, idle.view(-1, *(1,) * (-1 - axis)))
+    small.groups, small.in_channels, small.out_channels = int(on.sum()), len(read), len(written)
+    return PrunedGroups(small, read, axis, written, constant.view(-1, *(1,) * (-1 - axis)))
 
 
 def trains_channels_last(net: nn.Module) -> bool:
-    """Whether the gradients of a network are sound in this layout."""
+    """Whether the gradients of a network are sound where images lie by channels in memory (channels last)."""
     return not any(map(_breaks_channels_last, net.modules()))
 
 
 def _breaks_channels_last(module: nn.Module) -> bool:
-    # In this layout torch's gradient of a group norm crashes where its input needs none, as that
-    # of a first norm that learns after frozen layers.
-    if isinstance(module, nn.GroupNorm):
-        return True
-    # oneDNN's gradient of a strided 1x1 convolution writes past its memory in this layout where
-    # there are fewer input channels than a vector has numbers (its issue 6035).
-    return (
-        isinstance(module, nn.Conv2d)
-        and module.kernel_size == (1, 1)
-        and max(module.stride) > 1
-        and module.in_channels // module.groups < 16
-    )
+    # Torch's gradient of a group norm crashes where its input needs none, as that of a first norm that learns after
+    # frozen layers. oneDNN's gradient of a strided 1x1 convolution writes past its memory where there are fewer input
+    # channels than a vector has numbers (its issue 6035).
+    if not isinstance(module, nn.Conv2d):
+        return isinstance(module, nn.GroupNorm)
+    is_strided = module.kernel_size == (1, 1) and max(module.stride) > 1
+    return is_strided and module.in_channels // module.groups < 16
 
 
 _ONE_TENSOR = ("logits", "pooler_output")  # of a transformers ModelOutput
@@ -216,17 +187,15 @@ _ONE_TENSOR = ("logits", "pooler_output")  # of a transformers ModelOutput
 def features_of(output: Any) -> Any:
     """What a network's output is to a domain.
 
-    A tensor is itself; of a transformers ModelOutput it is the logits, or the pooled features. A
-    dict, list or tuple of tensors is taken for feature maps, which take no linear head.
+    A tensor is itself; of a transformers ModelOutput it is the logits, or the pooled features. A dict, list or tuple of
+    tensors is taken for feature maps, which take no linear head.
     """
     if isinstance(output, Mapping):
         output = next((output[key] for key in _ONE_TENSOR if key in output), output)
     if isinstance(output, Tensor):
         return output
     parts = output.values() if isinstance(output, Mapping) else output
-    if not isinstance(output, Mapping | list | tuple) or not parts:
-        raise _not_features(output)
-    if not all(isinstance(part, Tensor) for part in parts):
+    if not isinstance(output, Mapping | list | tuple) or not parts or not all(isinstance(p, Tensor) for p in parts):
         raise _not_features(output)
     return output
 

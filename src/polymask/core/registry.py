@@ -89,10 +89,7 @@ def _find_methods() -> None:
 
 
 def new_domain(
-    base: Base,
-    method: str | Method = "affine-full",
-    classes: Sequence[str] | None = None,
-    **options: Any,
+    base: Base, method: str | Method = "affine-full", classes: Sequence[str] | None = None, **options: Any
 ) -> Domain:
     """A fresh domain on `base`, with a head for `classes` (none where classes is None)."""
     if isinstance(method, str):
@@ -106,10 +103,7 @@ def new_domain(
 
 
 def skeleton(
-    base: Base,
-    method: Method,
-    classes: Sequence[str] | None,
-    sites: Mapping[str, Site] | None = None,
+    base: Base, method: Method, classes: Sequence[str] | None, sites: Mapping[str, Site] | None = None
 ) -> Domain:
     """A domain without memory for its tensors: names, shapes and types only.
 
@@ -128,19 +122,19 @@ _FEW = 0.1  # of a base's sites: fewer are practically none
 def check_reach(domain: Domain) -> None:
     """Raise where the method finds next to no site that it is made for.
 
-    Such a domain would be norms and a head under the method's name. Adapters of spatial kernels
-    find none in a transformer, or just the one that embeds patches.
+    Such a domain would be norms and a head under the method's name. Adapters of spatial kernels find none in a
+    transformer, or just the one that embeds patches.
     """
     method, sites = domain.method, domain.sites
     reached = [name for name, transform in domain.named_transforms() if transform.adapts]
     if method.leaves_sites or len(reached) >= _FEW * len(sites):
         return
-    options = method.options()
-    wider = [f"{name}={value!r}" for name, value in method.wider.items() if options[name] != value]
+    wider = [
+        f"make it with {name}={value!r}, or " for name, value in method.wider.items() if getattr(method, name) != value
+    ]
     only = f" ({', '.join(reached[:3])})" if reached else ""
     raise MethodError(
-        f"{method.name or type(method).__name__} adapts {len(reached)} of {len(sites)} sites of "
-        f"base {domain.base_name}{only}, so little but norms and head would learn; "
-        + "".join(f"make it with {option}, or " for option in wider)
-        + "take a method for layers of every kind, affine-full or lora-conv"
+        f"{method.name or type(method).__name__} adapts {len(reached)} of {len(sites)} sites of base "
+        f"{domain.base_name}{only}, so little but norms and head would learn; {''.join(wider)}take a method for layers "
+        "of every kind, affine-full or lora-conv"
     )

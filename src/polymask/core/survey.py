@@ -1,10 +1,9 @@
 """What a network is made of: its sites, its norms and its classifier, read off one forward pass.
 
-The network runs once on a blank image under a `TorchFunctionMode` that sees every torch call with
-its very tensors. A parameter of two or more dimensions that enters a convolution or a linear map
-is a site; a tensor that leaves one carries the site's name until something other than reshaping,
-pooling or rectifying happens to it, so the norm that reads it is the norm that follows the site,
-and the linear site whose name reaches the output is the classifier.
+The network runs once on a blank image under a `TorchFunctionMode` that sees every torch call with its very tensors. A
+parameter of two or more dimensions that enters a convolution or a linear map is a site; a tensor that leaves one
+carries the site's name until something other than reshaping, pooling or rectifying happens to it, so the norm that
+reads it is the norm that follows the site, and the linear site whose name reaches the output is the classifier.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,15 @@ from torch.overrides import TorchFunctionMode
 
 from polymask.core.network import features_of, named_tensors
 from polymask.errors import BaseError
+
+
+def learned_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which something learns that stands for a tensor of type `dtype`.
+
+    A step of training is often smaller than what separates two neighbours in half precision, where it would change
+    nothing. So what learns is in float32 (float64 on a base of that type), and is cast where a layer needs another.
+    """
+    return torch.promote_types(dtype, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,8 @@ class Site:
 
     @property
     def learned_dtype(self) -> torch.dtype:
-        """The type in which something learns that stands for the weight: half precision is too coarse for steps."""
-        return torch.promote_types(self.dtype, torch.float32)
+        """The type in which something learns that stands for the weight."""
+        return learned_type(self.dtype)
 
     @property
     def channels(self) -> int:
@@ -54,18 +62,27 @@ class Site:
     @property
     def depthwise(self) -> bool:
         """Whether every filter reads one channel, of several that there are."""
-        is_transposed = self.kind.startswith("conv_transpose")
-        inputs = self.shape[0] // self.groups if is_transposed else self.shape[1]
+        inputs = self.shape[0] // self.groups if self.transposed else self.shape[1]
         return self.groups > 1 and inputs == 1
+
+    @property
+    def spatial(self) -> bool:
+        """Whether it is a kernel larger than 1x1."""
+        return any(side > 1 for side in self.shape[2:])
+
+    @property
+    def transposed(self) -> bool:
+        """Whether it is the weight of a transposed convolution, (in, out / groups, …)."""
+        return self.kind.startswith("conv_transpose")
 
     @property
     def channel_view(self) -> tuple[int, ...]:
         """A shape of the weight in which `channel_shape` broadcasts over it.
 
-        Transposed convolutions keep their weights as (in, out / groups, …): output channel
-        (g, j) is spread over the rows of group g, so the groups get an axis of their own.
+        Output channel (g, j) of a transposed convolution is spread over the rows of group g, so the groups get an axis
+        of their own.
         """
-        if not self.kind.startswith("conv_transpose"):
+        if not self.transposed:
             return self.shape
         inputs, outputs, *kernel = self.shape
         return (self.groups, inputs // self.groups, outputs, *kernel)
@@ -73,7 +90,7 @@ class Site:
     @property
     def channel_shape(self) -> tuple[int, ...]:
         """The shape of one number per output channel, in `channel_view`."""
-        if not self.kind.startswith("conv_transpose"):
+        if not self.transposed:
             return (self.shape[0],) + (1,) * (len(self.shape) - 1)
         return (self.groups, 1, self.shape[1]) + (1,) * (len(self.shape) - 2)
 
@@ -97,50 +114,14 @@ class Survey:
     output_shape: tuple[int, ...]  # of one image; () where it is several feature maps
 
 
-_LINEAR_MAPS: dict[Callable[..., Any], str] = {
-    F.linear: "linear",
-    torch.conv1d: "conv1d",
-    torch.conv2d: "conv2d",
-    torch.conv3d: "conv3d",
-    torch.conv_transpose1d: "conv_transpose1d",
-    torch.conv_transpose2d: "conv_transpose2d",
-    torch.conv_transpose3d: "conv_transpose3d",
-}
-_RESHAPES: set[Callable[..., Any]] = {
-    torch.flatten,
-    torch.permute,
-    torch.reshape,
-    torch.squeeze,
-    F.dropout,
-    F.dropout2d,
-    Tensor.contiguous,
-    Tensor.flatten,
-    Tensor.permute,
-    Tensor.reshape,
-    Tensor.squeeze,
-    Tensor.view,
-}
-_SCALE_KEEPING: set[Callable[..., Any]] = {
-    torch.cat,
-    torch.concat,
-    torch.relu,
-    torch.relu_,
-    F.relu,
-    F.leaky_relu,
-    F.pad,
-    F.avg_pool1d,
-    F.avg_pool2d,
-    F.avg_pool3d,
-    F.adaptive_avg_pool1d,
-    F.adaptive_avg_pool2d,
-    F.adaptive_avg_pool3d,
-    F.max_pool1d,
-    F.max_pool2d,
-    F.max_pool3d,
-    torch.max_pool2d,
-    Tensor.mean,
-    torch.mean,
-}
+_Function = Callable[..., Any]
+_CONVOLUTIONS = [f"conv{kind}{d}d" for kind in ("", "_transpose") for d in (1, 2, 3)]
+_LINEAR_MAPS: dict[_Function, str] = {F.linear: "linear"} | {getattr(torch, name): name for name in _CONVOLUTIONS}
+_RESHAPES: set[_Function] = {F.dropout, F.dropout2d, Tensor.contiguous, Tensor.view}
+_RESHAPES |= {getattr(home, name) for home in (torch, Tensor) for name in ("flatten", "permute", "reshape", "squeeze")}
+_SCALE_KEEPING: set[_Function] = {torch.cat, torch.concat, torch.relu, torch.relu_, torch.max_pool2d, torch.mean}
+_SCALE_KEEPING |= {Tensor.mean, F.relu, F.leaky_relu, F.pad}
+_SCALE_KEEPING |= {getattr(F, f"{kind}_pool{d}d") for kind in ("avg", "adaptive_avg", "max") for d in (1, 2, 3)}
 _ATTENTION_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
@@ -165,7 +146,7 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: _Function,
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -209,16 +190,13 @@ class _Recorder(TorchFunctionMode):
 
 def survey(net: nn.Module, blank: Tensor) -> Survey:
     """Run `net` once on `blank`, a batch of one, and say what it is made of."""
-    parameters = {id(p): name for name, p in net.named_parameters()}
-    norms = {}
-    for name, module in net.named_modules():
+    modules = dict(net.named_modules())
+    for name in modules:
         if "/" in name:
             raise BaseError(f"the module {name!r} has a slash in its name; rename it")
-        norm = _norm(name, module) if name else None
-        if norm is not None:
-            norms[name] = norm
-    norm_of = {id(tensor): name for name in norms for _, tensor in named_tensors(net.get_submodule(name))}
-    recorder = _Recorder(parameters, norm_of)
+    norms = {name: norm for name, module in modules.items() if name and (norm := _norm(name, module)) is not None}
+    norm_of = {id(tensor): name for name in norms for _, tensor in named_tensors(modules[name])}
+    recorder = _Recorder({id(p): name for name, p in net.named_parameters()}, norm_of)
     with torch.no_grad(), recorder:
         try:
             output = features_of(net(blank))
@@ -228,11 +206,7 @@ def survey(net: nn.Module, blank: Tensor) -> Survey:
                 "pass load_base(..., input=InputSpec(shape=(channels, height, width), ...))"
             ) from error
 
-    sites = {}
-    for name in recorder.used:
-        site = _site(net, name, recorder, norms)
-        if site is not None:
-            sites[name] = site
+    sites = {name: site for name in recorder.used if (site := _site(net, name, recorder)) is not None}
     shape = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
     return Survey(sites, norms, _classifier(net, recorder, output), shape)
 
@@ -261,7 +235,7 @@ def _norm(name: str, module: nn.Module) -> Norm | None:
     return Norm(name, affine, statistics) if affine or statistics else None
 
 
-def _site(net: nn.Module, name: str, recorder: _Recorder, norms: Mapping[str, Norm]) -> Site | None:
+def _site(net: nn.Module, name: str, recorder: _Recorder) -> Site | None:
     path, _, leaf = name.rpartition(".")
     module = net.get_submodule(path)
     weight = getattr(module, leaf)

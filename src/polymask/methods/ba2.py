@@ -2,12 +2,11 @@
 
     W~[:, c] = s_c W[:, c],        s = 1[r >= 0],        mean(s) <= β
 
-r is one score and s one switch an input channel of a site; W is frozen. The mean is over the
-switches of all sites, so a layer may keep more than its share where another keeps less (a stem
-tends to keep its colours). While training, a Lagrange term asks for the budget (`Budget`). The form
-that is stored has it for certain: whatever the scores are, a site keeps no more than `limit`
-channels, its best, and the limits of all sites add up to no more than β of all channels. It keeps
-its best one in any case, so no layer is dead; a budget smaller than that is exceeded by that.
+r is one score and s one switch an input channel of a site; W is frozen. The mean is over the switches of all sites, so
+a layer may keep more than its share where another keeps less (a stem tends to keep its colours). While training, a
+Lagrange term asks for the budget (`Budget`). The form that is stored has it for certain: whatever the scores are, a
+site keeps no more than `limit` channels, its best, and the limits of all sites add up to no more than β of all
+channels. It keeps its best one in any case, so no layer is dead; a budget smaller than that is exceeded by that.
 
 While it learns (in training mode, with gradients) the switches are as the scores say, and the
 limits are not applied: channels go one by one as the term gets stronger, and the network adapts.
@@ -26,8 +25,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymask.core.method import Images, MaskTransform, Method, Objective, Stored
-from polymask.core.network import narrowed
+from polymask.core.method import Images, Method
+from polymask.core.network import without_channels
+from polymask.core.parts import MaskTransform, Objective, Stored
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 
@@ -66,7 +66,7 @@ class Ba2(Method):
 
     def transform(self, site: Site) -> "Switches | None":
         """One switch an input channel; None where there is only one channel to read."""
-        groups, _, columns = _layout(site)
+        groups, _, columns = _switch_shape(site)
         return Switches(self, site) if groups * columns > 1 else None
 
     def objective(self, base: "Base", domain: "Domain", images: Images) -> "Budget | None":
@@ -82,8 +82,8 @@ class Switches(MaskTransform):
 
     def __init__(self, method: Ba2, site: Site) -> None:
         super().__init__()
-        self.layout = _layout(site)
-        self.channels = self.layout[0] * self.layout[2]
+        self.switch_shape = _switch_shape(site)
+        self.channels = self.switch_shape[0] * self.switch_shape[2]
         self.shape, self.dtype = (self.channels,), site.learned_dtype
         self.scores = nn.Parameter(torch.full((self.channels,), method.start, dtype=self.dtype))
         # The site's own share, until the objective has compared sites.
@@ -94,16 +94,16 @@ class Switches(MaskTransform):
     def begin(self, base_weight: Tensor) -> None:
         """Order the scores by the norms of the channels' weights."""
         assert self.scores is not None
-        W = base_weight.reshape(*self.layout, -1).to(self.dtype)
+        W = base_weight.reshape(*self.switch_shape, -1).to(self.dtype)
         norms = W.square().sum((1, 3)).sqrt().view(-1)
         self.scores.mul_(norms / norms.mean().clamp(min=torch.finfo(self.dtype).tiny))
 
     def weight(self, base_weight: Tensor) -> Tensor:
         """s_c W[:, c]; while learning without the limit."""
-        groups, _, columns = self.layout
-        W = base_weight.reshape(*self.layout, -1).to(self.dtype)
+        groups, _, columns = self.switch_shape
+        W = base_weight.reshape(*self.switch_shape, -1).to(self.dtype)
         learns = self.training and torch.is_grad_enabled() and self.scores is not None
-        s = self.learned() if learns else self._kept()
+        s = self.learned() if learns else self._within_limit()
         return (W * s.view(groups, 1, columns, 1)).to(base_weight.dtype).view(base_weight.shape)
 
     def learned(self) -> Tensor:
@@ -121,15 +121,13 @@ class Switches(MaskTransform):
         return self.channels - int(self.mask().sum())
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Drop the scores and their limit, and keep the bits."""
         super().restore(stored)
         self.limit = None
 
     def compact(self, layer: nn.Module) -> nn.Module | None:
-        """The layer without the channels that are off."""
-        return narrowed(layer, self.mask())
+        return without_channels(layer, self.mask())
 
-    def _kept(self) -> Tensor:
+    def _within_limit(self) -> Tensor:
         if self.scores is None:
             return self.mask().to(self.dtype)
         switches: Tensor = _Switch.apply(self.scores, self.limit)  # type: ignore[no-untyped-call]
@@ -141,10 +139,9 @@ class Budget(Objective):
 
         λ <- max(0, λ + ascent (mean(s) - β))        with every batch
 
-    λ is what every score's gradient gets, and is compared with what the loss says of a channel:
-    1e-3 to 1e-2, whatever the network's size. So it is a sum where the paper has a mean.
-    The objective also tells every site how many channels its stored form may keep: as many as it
-    has among the best scores of all sites.
+    λ is what every score's gradient gets, and is compared with what the loss says of a channel: 1e-3 to 1e-2, whatever
+    the network's size. So it is a sum where the paper has a mean. The objective also tells every site how many channels
+    its stored form may keep: as many as it has among the best scores of all sites.
     """
 
     multiplier: Tensor
@@ -208,9 +205,9 @@ class _Switch(torch.autograd.Function):
         return gradient, None
 
 
-def _layout(site: Site) -> tuple[int, int, int]:
+def _switch_shape(site: Site) -> tuple[int, int, int]:
     """A shape (groups, rows, C_in / groups) of the weight, before what is left of it."""
-    if site.kind.startswith("conv_transpose"):
+    if site.transposed:
         return site.shape[0], 1, 1  # a row for every input channel
     return site.groups, site.shape[0] // site.groups, site.shape[1]
 

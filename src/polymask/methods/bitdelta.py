@@ -18,13 +18,14 @@ of θ is a step of α in proportion. `polymask.conversion.convert` starts from a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from polymask.core.bits import Bits
-from polymask.core.method import Images, MaskTransform, Method, Stage, Stored, Transform
+from polymask.core.method import Images, Method, Stage
+from polymask.core.parts import BiasTransform, MaskTransform, Stored, Transform
 from polymask.core.survey import Site
 from polymask.methods.baselines import FreeWeights
 
@@ -49,17 +50,15 @@ class BitDelta(Method):
     title: ClassVar[str] = "BitDelta"
     reference: ClassVar[str] = "arXiv 2402.10193"
     differences: ClassVar[str] = (
-        "The original converts language models and refines the sizes alone, by distillation: "
-        "`polymask convert` does that with a checkpoint. A domain that is learned refines its "
-        "sizes, biases, norms and head by the labels, as every other method here learns. The "
-        "change of a bias is kept whole. `polymask convert` also gathers the statistics of batch "
-        "norms again, which language models do not have."
+        "The original converts language models and refines the sizes alone, by distillation: `polymask convert` does "
+        "that with a checkpoint. A domain that is learned refines its sizes, biases, norms and head by the labels, as "
+        "every other method here learns. The change of a bias is kept whole. `polymask convert` also gathers the "
+        "statistics of batch norms again, which language models do not have."
     )
     retired: ClassVar[tuple[str, ...]] = ("scores",)  # of a variant that learned its signs
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choice("stage", ("weights", "signs"))
         self.check_range("tuning", 0.0, 1.0)
 
     @property
@@ -68,7 +67,6 @@ class BitDelta(Method):
         return (Stage(self.tuning), Stage(1 - self.tuning))
 
     def first_stage(self) -> "BitDelta":
-        """Weights, which start at the base's."""
         return replace(self, stage="weights")
 
     def transform(self, site: Site) -> Transform:
@@ -82,31 +80,25 @@ class BitDelta(Method):
         following = domain.rebuilt(base, replace(self, stage="signs"))
         tuned = dict(domain.named_transforms())
         for name, transform in following.named_transforms():
-            free = tuned[name]
-            assert isinstance(transform, SignsTransform)
-            assert isinstance(free, FreeWeights)
-            transform.take(free)
+            cast(SignsTransform, transform).take(cast(FreeWeights, tuned[name]))
         return following
 
 
-class SignsTransform(MaskTransform):
+class SignsTransform(MaskTransform, BiasTransform):
     """One site's packed signs, α (1,) and d (channels,); while refining, θ (1,) too."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask", "alpha": "scalars", "bias": "bias"}
 
     alpha: Tensor
     theta: nn.Parameter | None
-    delta_bias: nn.Parameter | None
 
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.shape, self.scores = site.shape, None
-        dtype = site.learned_dtype
-        self.register_buffer("alpha", torch.zeros(1, dtype=dtype))
-        self.theta = nn.Parameter(torch.zeros(1, dtype=dtype))
+        self.register_buffer("alpha", torch.zeros(1, dtype=site.learned_dtype))
+        self.theta = nn.Parameter(torch.zeros(1, dtype=site.learned_dtype))
         self.register_buffer("words", Bits.of(torch.zeros(site.shape, dtype=torch.bool)).words)
-        bias = nn.Parameter(torch.zeros(site.channels, dtype=dtype)) if site.has_bias else None
-        self.register_parameter("delta_bias", bias)
+        self.begin_bias(site)
 
     @torch.no_grad()
     def take(self, free: FreeWeights) -> None:
@@ -122,45 +114,26 @@ class SignsTransform(MaskTransform):
         return self.alpha if self.theta is None else self.alpha * torch.exp(GAIN * self.theta)
 
     def scalar_parameters(self) -> list[nn.Parameter]:
-        """θ, while it is learned."""
         return [] if self.theta is None else [self.theta]
 
     def weight(self, base_weight: Tensor) -> Tensor:
-        """W + α (2M - 1)."""
         alpha = self.size()
         M = self.mask().to(alpha.dtype)
         return (base_weight + alpha * (2 * M - 1)).to(base_weight.dtype)
-
-    def bias(self, base_bias: Tensor | None) -> Tensor | None:
-        """The bias with its change, b + d."""
-        if base_bias is None or self.delta_bias is None:
-            return None
-        return (base_bias + self.delta_bias).to(base_bias.dtype)
 
     def mask_of(self, scores: Tensor) -> Tensor:
         """Signs are read off, and have no scores."""
         raise NotImplementedError
 
     def stored(self) -> dict[str, Stored]:
-        """The signs' bits, α and d."""
-        stored: dict[str, Stored] = {
-            "mask": self.bits(),
-            "alpha": self.size().detach(),
-        }
-        if self.delta_bias is not None:
-            stored["bias"] = self.delta_bias.detach()
-        return stored
+        bias = {} if self.delta_bias is None else {"bias": self.delta_bias.detach()}
+        return super().stored() | {"alpha": self.size().detach()} | bias
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Keep the bits, the size and d; nothing is learned any more."""
         super().restore(stored)
-        alpha = stored["alpha"]
-        assert isinstance(alpha, Tensor)
-        self.alpha, self.theta = alpha, None
+        self.alpha, self.theta = cast(Tensor, stored["alpha"]), None
         if "bias" in stored:
-            bias = stored["bias"]
-            assert isinstance(bias, Tensor)
-            self.delta_bias = nn.Parameter(bias, requires_grad=False)
+            self.delta_bias = nn.Parameter(cast(Tensor, stored["bias"]), requires_grad=False)
 
 
 def nearest(delta: Tensor) -> tuple[Tensor, Tensor]:

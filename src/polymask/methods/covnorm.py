@@ -2,11 +2,10 @@
 
     A ≈ C M W,        W = Λ_x^-½ E_x',        C = E_y Λ_y^½,        M = Λ_y^-½ E_y' A E_x Λ_x^½
 
-First a domain learns full series adapters, z = y + A x with x = BN(y). Over the training images
-x has the mean m and the principal components E_x with variances Λ_x, and A x those of A cov(x) A',
-E_y with Λ_y; of each the leading ones are kept (k_x and k_y), up to a share of the variance. W
-(k_x, C_out) whitens x and C (C_out, k_y) colours the result. The mini-adapter M (k_y, k_x) is the
-one of least squares: with all components C M W is A. BN is fixed from here on, so
+First a domain learns full series adapters, z = y + A x with x = BN(y). Over the training images x has the mean m and
+the principal components E_x with variances Λ_x, and A x those of A cov(x) A', E_y with Λ_y; of each the leading ones
+are kept (k_x and k_y), up to a share of the variance. W (k_x, C_out) whitens x and C (C_out, k_y) colours the result.
+The mini-adapter M (k_y, k_x) is the one of least squares: with all components C M W is A. BN is fixed from here on, so
 
     z = y + C M (W BN(y) - W m) + A m
 
@@ -17,12 +16,13 @@ stored as part of its smaller neighbour: two factors of rank r = min(k_x, k_y), 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from polymask.core.method import Images, Method, Stage, Stored, Transform
+from polymask.core.method import Images, Method, Stage
+from polymask.core.parts import Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.methods.series_adapter import Adapter, SeriesAdapter, mixed, plus_mixed
@@ -49,14 +49,12 @@ class CovNorm(SeriesAdapter):
     title: ClassVar[str] = "CovNorm"
     reference: ClassVar[str] = "arXiv 1906.10267"
     differences: ClassVar[str] = (
-        "As in the authors' released code for VGG-16, the adapters are residual, behind a batch "
-        "norm of their own, keep 0.995 of the variance (the project page speaks of 0.9), and "
-        "learn in a second stage of the same length and rate as the first. That code takes E_x' "
-        "and E_y without scaling, draws M from N(0, 0.01²) where here it starts at least "
-        "squares, lets the norm before the adapter follow the batch, and after five epochs lets "
-        "all of the adapter learn; it also adapts the fully connected layers (`sites='all'`), "
-        "and starts the adapters from ones that were pretrained on ImageNet. The joint variant, "
-        "which shares C and W over domains, is not here."
+        "As in the authors' released code for VGG-16, the adapters are residual, behind a batch norm of their own, "
+        "keep 0.995 of the variance (the project page speaks of 0.9), and learn in a second stage of the same length "
+        "and rate as the first. That code takes E_x' and E_y without scaling, draws M from N(0, 0.01²) where here it "
+        "starts at least squares, lets the norm before the adapter follow the batch, and after five epochs lets all of "
+        "the adapter learn; it also adapts the fully connected layers (`sites='all'`), and starts the adapters from "
+        "ones that were pretrained on ImageNet. The joint variant, which shares C and W over domains, is not here."
     )
 
     def __post_init__(self) -> None:
@@ -72,7 +70,6 @@ class CovNorm(SeriesAdapter):
         return (Stage(1 / 2), Stage(1 / 2))
 
     def transform(self, site: Site) -> Transform | None:
-        """A full adapter, or a mini-adapter where the ranks are known."""
         if site.name in self.ranks and self.adapts(site):
             return MiniAdapter(site, *self.ranks[site.name])
         return super().transform(site)
@@ -87,8 +84,7 @@ class CovNorm(SeriesAdapter):
         ranks = dict(self.ranks) | {name: f.ranks for name, f in factors.items()}
         following = domain.rebuilt(base, replace(self, ranks=ranks))
         for name, transform in following.named_transforms():
-            assert isinstance(transform, MiniAdapter)
-            transform.take(factors[name])
+            cast(MiniAdapter, transform).take(factors[name])
         return following
 
 
@@ -104,9 +100,8 @@ class Moments:
     def follow(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """A forward hook: note BN(y), and go on with what the adapter makes of y."""
         x = self.adapter.normed(output)
-        channels_first = x.movedim(-1 if self.adapter.kind == "linear" else 1, 0)
+        channels_first = x.movedim(-1 if self.adapter.kind == "linear" else 1, 0).to(self.adapter.adapter.dtype)
         rows = channels_first.reshape(self.adapter.groups, self.adapter.rows, -1)
-        rows = rows.to(self.adapter.adapter.dtype)
         self.count += rows.shape[-1]
         self.total += rows.sum(-1, keepdim=True).cpu()
         self.products += (rows @ rows.mT).cpu()
@@ -170,9 +165,8 @@ def principal(covariance: Tensor, energy: float) -> tuple[Tensor, Tensor]:
 class MiniAdapter(Transform):
     """One site's M between C and W; stored, two factors of rank r and an offset.
 
-    Learning: mini (groups, k_y, k_x), colouring (groups, rows, k_y), whitening (groups, k_x,
-    rows), centre (groups, k_x, 1), shift (groups, rows, 1). Stored: up (groups, rows, r), down
-    (groups, r, rows), offset (groups, rows, 1).
+    Learning: mini (groups, k_y, k_x), colouring (groups, rows, k_y), whitening (groups, k_x, rows), centre (groups,
+    k_x, 1), shift (groups, rows, 1). Stored: up (groups, rows, r), down (groups, r, rows), offset (groups, rows, 1).
     """
 
     components: ClassVar[Mapping[str, str]] = dict.fromkeys(("up", "down", "offset"), "weights")
@@ -182,9 +176,9 @@ class MiniAdapter(Transform):
     whitening: Tensor
     centre: Tensor
     shift: Tensor
-    up: Tensor | None
-    down: Tensor | None
-    offset: Tensor | None
+    up: Tensor
+    down: Tensor
+    offset: Tensor
 
     def __init__(self, site: Site, k_x: int, k_y: int) -> None:
         super().__init__()
@@ -211,11 +205,8 @@ class MiniAdapter(Transform):
             getattr(self, name).copy_(getattr(factors, name))
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Up, down and offset: z = y + up down y + offset."""
+        """`up`, `down` and `offset` of z = y + up down y + offset."""
         if self.mini is None:
-            assert self.up is not None
-            assert self.down is not None
-            assert self.offset is not None
             return self.up, self.down, self.offset
         up, down, centre = self.colouring, self.whitening, self.centre
         if up.shape[-1] < down.shape[-2]:
@@ -225,7 +216,6 @@ class MiniAdapter(Transform):
         return up, down, self.shift - mixed(up, centre)
 
     def weight(self, base_weight: Tensor) -> Tensor:
-        """(I + up down) W."""
         up, down, _ = self.factors()
         return plus_mixed(base_weight, up, down)
 
@@ -236,11 +226,9 @@ class MiniAdapter(Transform):
         return added if base_bias is None else plus_mixed(base_bias, up, down) + added
 
     def stored(self) -> dict[str, Stored]:
-        """Up, down and offset."""
         return {n: t.detach() for n, t in zip(self.components, self.factors(), strict=True)}
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Drop what they were made of."""
         for name in ("colouring", "whitening", "centre", "shift"):
             self.register_buffer(name, None)
         self.mini = None

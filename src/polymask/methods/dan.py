@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polymask.core.method import Method, NormPolicy, Transform
+from polymask.core.method import Method
+from polymask.core.parts import BiasTransform, NormPolicy
 from polymask.core.survey import Site
 
 
@@ -40,50 +41,36 @@ class Dan(Method):
     title: ClassVar[str] = "deep adaptation networks"
     reference: ClassVar[str] = "arXiv 1705.04228"
     differences: ClassVar[str] = (
-        "The released code touches two-dimensional convolutions only; here linear, attention and "
-        "transposed layers have controllers too, and groups a block each. Its low-rank controller "
-        "and the switch that mixes base and new weights are not here. On the decathlon it controls "
-        "every convolution (`always=True`); in a network of many 1x1 convolutions that is larger "
-        "than fine-tuning, so by default a layer has a controller only where that is smaller than "
-        "the layer, the other rule of its code. Its optimiser was YellowFin; here it is the "
-        "recipe's."
+        "The released code touches two-dimensional convolutions only; here linear, attention and transposed layers "
+        "have controllers too, and groups a block each. Its low-rank controller and the switch that mixes base and new "
+        "weights are not here. On the decathlon it controls every convolution (`always=True`); in a network of many "
+        "1x1 convolutions that is larger than fine-tuning, so by default a layer has a controller only where that is "
+        "smaller than the layer, the other rule of its code. Its optimiser was YellowFin; here it is the recipe's."
     )
     wider: ClassVar[Mapping[str, Any]] = {"always": True}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_choice("controller", ("linear", "diagonal"))
-        self.check_choice("start", ("original", "identity"))
-        self.check_flags("always")
-
     def transform(self, site: Site) -> "Controller | None":
         """A controller; None where it would not be smaller than W and `always` is off."""
-        groups, _, rows, _ = _layout(site)
+        groups, _, rows, _ = _filter_shape(site)
         size = groups * rows * (rows if self.controller == "linear" else 1)
         return Controller(self, site) if self.always or size < site.numel else None
 
 
-class Controller(Transform):
+class Controller(BiasTransform):
     """One site's P, as blocks (groups, rows, rows) or a diagonal (groups, rows), and its bias.
 
     There are C_out / groups rows. The bias is kept as its difference d from the base's.
     """
 
-    components: ClassVar[Mapping[str, str]] = {
-        "controller": "weights",
-        "scale": "scalars",
-        "delta_bias": "bias",
-    }
+    components: ClassVar[Mapping[str, str]] = {"controller": "weights", "scale": "scalars", "delta_bias": "bias"}
 
     controller: nn.Parameter | None
     scale: nn.Parameter | None
-    delta_bias: nn.Parameter | None
 
     def __init__(self, method: Dan, site: Site) -> None:
         super().__init__()
-        self.layout = _layout(site)
-        groups, _, rows, _ = self.layout
-        # Half-precision weights are learned on in single precision.
+        self.filter_shape = _filter_shape(site)
+        groups, _, rows, _ = self.filter_shape
         dtype = site.learned_dtype
         diagonal = torch.ones(groups, rows, dtype=dtype)
         if method.start == "original":
@@ -91,12 +78,10 @@ class Controller(Transform):
         is_linear = method.controller == "linear"
         self.controller = nn.Parameter(torch.diag_embed(diagonal)) if is_linear else None
         self.scale = None if is_linear else nn.Parameter(diagonal)
-        bias = torch.zeros(site.channels, dtype=dtype)
-        self.delta_bias = nn.Parameter(bias) if site.has_bias else None
+        self.begin_bias(site)
 
     def weight(self, base_weight: Tensor) -> Tensor:
-        """P mat(W)."""
-        W = base_weight.reshape(self.layout)
+        W = base_weight.reshape(self.filter_shape)
         if self.scale is not None:
             out = self.scale[:, None, :, None] * W
         else:
@@ -107,23 +92,14 @@ class Controller(Transform):
                 out = torch.einsum("gop,gipk->giok", self.controller, W)
         return out.reshape(base_weight.shape).to(base_weight.dtype)
 
-    def bias(self, base_bias: Tensor | None) -> Tensor | None:
-        """B + d."""
-        if base_bias is None or self.delta_bias is None:
-            return None
-        return (base_bias + self.delta_bias).to(base_bias.dtype)
 
-
-def _layout(site: Site) -> tuple[int, int, int, int]:
+def _filter_shape(site: Site) -> tuple[int, int, int, int]:
     """A shape of the weight: (groups, i, C_out / groups, k); a filter is all of its i and k."""
-    if site.kind.startswith("conv_transpose"):
+    if site.transposed:
         groups, inputs, outputs, *kernel = site.channel_view
         return groups, inputs, outputs, math.prod(kernel)
     groups = 3 if site.name.endswith("in_proj_weight") else site.groups
     return groups, 1, site.channels // groups, site.numel // site.channels
 
 
-PRESETS: dict[str, Method] = {
-    "dan": Dan(),
-    "dan-diagonal": Dan(controller="diagonal"),
-}
+PRESETS: dict[str, Method] = {"dan": Dan(), "dan-diagonal": Dan(controller="diagonal")}

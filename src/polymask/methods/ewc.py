@@ -7,36 +7,35 @@ this domain. F is the diagonal of the Fisher information, the mean over images x
 
     (d log p(y | x) / d theta_i)^2,        y drawn from p(y | x),
 
-of each image by itself, in eval mode. How large F is depends on how sure a network is of its
-answers, by orders of magnitude: that of a domain that has learned its images well is next to
-nothing beside the base's. So each F is divided by its mean over all i, and `strength` has no scale:
-were F ten times as large, nothing would change. A domain's own f, from its images and its head, is
-added to those before when it has learned: one sum of f for all that came before, around the latest
-theta*, in which all of them count alike.
-The base's own images are not at hand, so its F is that of its own classifier on the first domain's
-images. A base without a classifier has nothing to hold on to: its first domain is fine-tuned.
+of each image by itself, in eval mode. How large F is depends on how sure a network is of its answers, by orders of
+magnitude: that of a domain that has learned its images well is next to nothing beside the base's. So each F is divided
+by its mean over all i, and `strength` has no scale: were F ten times as large, nothing would change. A domain's own f,
+from its images and its head, is added to those before when it has learned: one sum of f for all that came before,
+around the latest theta*, in which all of them count alike. The base's own images are not at hand, so its F is that of
+its own classifier on the first domain's images. A base without a classifier has nothing to hold on to: its first domain
+is fine-tuned.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymask.core.method import Images, Method, NormPolicy, Objective, Part, Stored
-from polymask.core.norms import learned_type
-from polymask.core.survey import Site
+from polymask.core.method import Images, Method
+from polymask.core.parts import NormPolicy, Objective, Part
+from polymask.core.survey import Site, learned_type
 from polymask.errors import MethodError
-from polymask.methods.baselines import (
-    FreeWeights,
-    MovedWeights,
-    Moving,
+from polymask.methods.baselines import FreeWeights
+from polymask.methods.shared_weights import (
+    SharedWeights,
+    SharedWeightsMethod,
     Snapshot,
-    moving_tensors,
     own_classifier,
+    trained_tensors,
 )
 
 if TYPE_CHECKING:
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ewc(Moving):
+class Ewc(SharedWeightsMethod):
     """CE(new) + strength / 2 * sum_i f_i (theta_i - theta*_i)^2, f = F / mean F.
 
-    F is estimated on `fisher_batches` batches. `keep_fisher=False` leaves it out of what is
-    stored, for a domain that none will follow.
+    F is estimated on `fisher_batches` batches. `keep_fisher=False` leaves it out of what is stored, for a domain that
+    none will follow.
     """
 
     norms: NormPolicy = "affine"
@@ -60,31 +59,25 @@ class Ewc(Moving):
     title: ClassVar[str] = "elastic weight consolidation"
     reference: ClassVar[str] = "arXiv 1612.00796"
     differences: ClassVar[str] = (
-        "The Fisher information of the base is taken on the first domain's images with labels "
-        "drawn from its own classifier, since its images are not there. Later domains add "
-        "theirs to one sum around the latest weights, where the paper has a penalty for each. "
-        "Each is divided by its mean first, which the paper does not do, so that a strength suits "
-        "networks whose losses differ in scale. The strength is our choice and not tuned: in one "
-        "small trial (two domains, one seed, values from 0.2 to 200) more of it forgot less and "
-        "learned less of the first domain, and the means did not tell the values apart. With own "
-        "norms the statistics move without a penalty, so `norms` is `affine`."
+        "The Fisher information of the base is taken on the first domain's images with labels drawn from its own "
+        "classifier, since its images are not there. Later domains add theirs to one sum around the latest weights, "
+        "where the paper has a penalty for each. Each is divided by its mean first, which the paper does not do, so "
+        "that a strength suits networks whose losses differ in scale. The strength is our choice and not tuned: in one "
+        "small trial (two domains, one seed, values from 0.2 to 200) more of it forgot less and learned less of the "
+        "first domain, and the means did not tell the values apart. With own norms the statistics move without a "
+        "penalty, so `norms` is `affine`."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("strength", 0, 1e12)
         self.check_whole("fisher_batches")
-        self.check_flags("keep_fisher")
 
     def transform(self, site: Site) -> FreeWeights:
-        """A weight and a bias that start at the base's, with their F."""
-        return HeldWeights(site) if self.keep_fisher else MovedWeights(site)
+        return HeldWeights(site) if self.keep_fisher else SharedWeights(site)
 
     def carry(self, base: "Base") -> "HeldNorms | None":
-        """The F of the norms' scales and shifts."""
-        if not self.keep_fisher or self.norms not in ("own", "affine"):
-            return None
-        return HeldNorms(base)
+        return HeldNorms(base) if self.keep_fisher and self.norms in ("own", "affine") else None
 
     def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
         """The penalty; for a first domain the base's own F is estimated before."""
@@ -92,9 +85,8 @@ class Ewc(Moving):
             return None
         held, head = held_fisher(domain), own_classifier(base)
         if head is not None and not any(f.any() for f in held.values()):
-            found = of_mean_one(fisher(base, domain, head, self._some(images)))
-            hold_fisher(domain, found)
-            held = found
+            held = of_mean_one(fisher(base, domain, head, self._some(images)))
+            hold_fisher(domain, held)
         return Penalty(domain, held, self.strength)
 
     def next_stage(self, base: "Base", domain: "Domain", images: Images) -> None:
@@ -122,34 +114,19 @@ class Ewc(Moving):
         return (batch for batch, _ in islice(images(), self.fisher_batches))
 
 
-class HeldWeights(MovedWeights):
+class HeldWeights(SharedWeights):
     """W~ = W + D and b~ = b + d, and the F of both."""
 
-    components: ClassVar[Mapping[str, str]] = {
-        **MovedWeights.components,
-        "fisher": "shared",
-        "fisher_bias": "shared",
-    }
+    components: ClassVar[Mapping[str, str]] = {**SharedWeights.components, "fisher": "shared", "fisher_bias": "shared"}
 
     fisher: Tensor
     fisher_bias: Tensor | None
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        dtype = site.learned_dtype
-        self.register_buffer("fisher", torch.zeros(site.shape, dtype=dtype))
-        bias = torch.zeros(site.channels, dtype=dtype) if site.has_bias else None
+        self.register_buffer("fisher", torch.zeros_like(self.delta.detach()))
+        bias = None if self.delta_bias is None else torch.zeros_like(self.delta_bias.detach())
         self.register_buffer("fisher_bias", bias)
-
-    def stored(self) -> dict[str, Stored]:
-        """D and d, and their F."""
-        return super().stored() | dict(self.named_buffers())
-
-    def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Keep D and d, frozen, and their F."""
-        super().restore(stored)
-        self.fisher = cast(Tensor, stored["fisher"])
-        self.fisher_bias = cast("Tensor | None", stored.get("fisher_bias"))
 
 
 class HeldNorms(Part):
@@ -157,16 +134,16 @@ class HeldNorms(Part):
 
     def __init__(self, base: "Base") -> None:
         super().__init__()
-        for norm in base.norms.values():
-            for leaf in norm.affine:
-                tensor = base.tensor(f"{norm.name}.{leaf}")
-                dtype = learned_type(tensor.dtype)
-                zeros = torch.zeros(tensor.shape, dtype=dtype)
-                self.register_buffer(_key(f"{norm.name}.{leaf}"), zeros)
+        for name in (f"{norm.name}.{leaf}" for norm in base.norms.values() for leaf in norm.affine):
+            zeros = torch.zeros(base.tensor(name).shape, dtype=learned_type(base.tensor(name).dtype))
+            self.register_buffer(name.replace(".", ":"), zeros)  # the name of a buffer holds no dots
 
     def component(self, name: str) -> str:
-        """Kept once for all domains."""
         return "shared"
+
+    def by_name(self) -> dict[str, Tensor]:
+        """F by the names of the base's tensors."""
+        return {key.replace(":", "."): buffer for key, buffer in self.named_buffers()}
 
 
 class Penalty(Objective):
@@ -174,33 +151,29 @@ class Penalty(Objective):
 
     def __init__(self, domain: "Domain", fisher: Mapping[str, Tensor], strength: float) -> None:
         super().__init__()
-        moving = moving_tensors(domain)
+        trained = trained_tensors(domain)
         self.strength = strength
-        self.moving = tuple(moving[name] for name in fisher)  # the domain's, not its own
-        self.start = Snapshot({name: moving[name] for name in fisher})
+        self.trained = tuple(trained[name] for name in fisher)  # the domain's, not its own
+        self.start = Snapshot({name: trained[name] for name in fisher})
         self.fisher = Snapshot(fisher)
 
     def forward(self, images: Tensor, features: Tensor) -> Tensor:
-        """The penalty; images and features have no part in it."""
         fisher, start = self.fisher.tensors().values(), self.start.tensors().values()
         total = features.new_zeros(())
-        for now, then, weight in zip(self.moving, start, fisher, strict=True):
+        for now, then, weight in zip(self.trained, start, fisher, strict=True):
             total = total + (weight * (now - then).square()).sum()
         return 0.5 * self.strength * total
 
 
 def fisher(
-    base: "Base",
-    domain: "Domain",
-    head: Callable[[Tensor], Tensor],
-    batches: Iterable[Tensor],
+    base: "Base", domain: "Domain", head: Callable[[Tensor], Tensor], batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:
     """The mean of (d log p(y | x) / d theta)^2 over images x, y drawn from p; by tensor's name.
 
     One backward pass an image: the square of a sum of gradients is not the sum of squares.
     """
     weights = {name: tensor.detach() for name, tensor in domain.weights(base).items()}
-    wanted = {name: weights[name].requires_grad_() for name in moving_tensors(domain)}
+    wanted = {name: weights[name].requires_grad_() for name in trained_tensors(domain)}
     sums = {name: torch.zeros_like(t, dtype=learned_type(t.dtype)) for name, t in wanted.items()}
     count = 0
     for batch in batches:
@@ -236,7 +209,7 @@ def held_fisher(domain: "Domain") -> dict[str, Tensor]:
             if transform.fisher_bias is not None:
                 found[domain.sites[name].bias] = transform.fisher_bias
     if isinstance(domain.route, HeldNorms):
-        found |= {_name(key): buffer for key, buffer in domain.route.named_buffers()}
+        found |= domain.route.by_name()
     return found
 
 
@@ -244,15 +217,6 @@ def hold_fisher(domain: "Domain", fisher: Mapping[str, Tensor]) -> None:
     """Copy F to where the domain keeps it, if it does."""
     for name, held in held_fisher(domain).items():
         held.copy_(fisher[name])
-
-
-def _key(name: str) -> str:
-    # The name of a buffer holds no dots.
-    return name.replace(".", ":")
-
-
-def _name(key: str) -> str:
-    return key.replace(":", ".")
 
 
 PRESETS: dict[str, Method] = {"ewc": Ewc()}

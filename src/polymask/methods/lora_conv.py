@@ -2,12 +2,11 @@
 
     mat(W~) = mat(W) + (alpha / rank) B A
 
-mat(W) has C_out rows, one filter each; A is rank x (C_in / groups · kernel), B is C_out x rank. It
-is what a convolution by the filters A, followed by a 1x1 convolution B, would add. All output
-channels share A: those of a grouped convolution apply it to the channels of their own group, so
-the update of a depthwise convolution is a mix of `rank` common kernels. The same holds for the
-stacked projections of `nn.MultiheadAttention`, and for the input channels of the groups of a
-transposed convolution.
+mat(W) has C_out rows, one filter each; A is rank x (C_in / groups · kernel), B is C_out x rank. It is what a
+convolution by the filters A, followed by a 1x1 convolution B, would add. All output channels share A: those of a
+grouped convolution apply it to the channels of their own group, so the update of a depthwise convolution is a mix of
+`rank` common kernels. The same holds for the stacked projections of `nn.MultiheadAttention`, and for the input channels
+of the groups of a transposed convolution.
 """
 
 import math
@@ -18,7 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymask.core.method import Method, Transform
+from polymask.core.method import Method
+from polymask.core.parts import Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 
@@ -44,13 +44,11 @@ class LoraConv(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_whole("rank")
-        is_number = isinstance(self.alpha, int | float) and not isinstance(self.alpha, bool)
-        if not is_number or not 0 < self.alpha < math.inf:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha < math.inf:
             raise MethodError(f"alpha={self.alpha!r} must be a positive number")
         object.__setattr__(self, "alpha", float(self.alpha))
 
     def transform(self, site: Site) -> "LowRank":
-        """A and B of the site."""
         return LowRank(self, site)
 
 
@@ -65,11 +63,10 @@ class LowRank(Transform):
         rank = min(method.rank, rows, columns)
         self.factor = method.alpha / method.rank
         # mat(W) as (groups, C_out / groups, i, k): swapping the middle two gives W's own order.
-        self.layout: tuple[int, ...] = (1, rows, 1, columns)
-        if site.kind.startswith("conv_transpose"):
+        self.group_shape: tuple[int, ...] = (1, rows, 1, columns)
+        if site.transposed:
             groups, inputs, outputs, *kernel = site.channel_view
-            self.layout = (groups, outputs, inputs, math.prod(kernel))
-        # Half-precision weights are learned on in single precision.
+            self.group_shape = (groups, outputs, inputs, math.prod(kernel))
         dtype = site.learned_dtype
         bound = 1.0 / math.sqrt(columns)  # Kaiming's uniform range, as of torch's own layers
         self.A = nn.Parameter(torch.empty(rank, columns, dtype=dtype).uniform_(-bound, bound))
@@ -80,7 +77,7 @@ class LowRank(Transform):
         # Autocast would round the update; the convolution casts W~ soon enough.
         with torch.autocast(base_weight.device.type, enabled=False):
             update = self.factor * (self.B @ self.A)
-        update = update.view(self.layout).transpose(1, 2).reshape(base_weight.shape)
+        update = update.view(self.group_shape).transpose(1, 2).reshape(base_weight.shape)
         return (base_weight + update).to(base_weight.dtype)
 
 

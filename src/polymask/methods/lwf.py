@@ -11,9 +11,8 @@ For the first quarter of the epochs only the new head learns. Then all do: the n
 heads of the earlier domains, which replace theirs in the end. The base's own classifier does not
 learn. A base without one has nothing to say before the first domain, which is fine-tuned.
 
-The norms keep the base's statistics (`affine`). Own statistics follow each domain's images while
-what the old heads say is compared on these same images alone: no term of L sees that they no longer
-fit the images of before.
+The norms keep the base's statistics (`affine`). Own statistics follow each domain's images while what the old heads say
+is compared on these same images alone: no term of L sees that they no longer fit the images of before.
 """
 
 import copy
@@ -25,11 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.core.method import Images, Method, NormPolicy, Objective, Part
+from polymask.core.method import Images, Method
 from polymask.core.network import structural_copy
-from polymask.core.norms import learned_type, linear_head
+from polymask.core.parts import NormPolicy, Objective, Part, linear_head
+from polymask.core.survey import learned_type
 from polymask.errors import MethodError
-from polymask.methods.baselines import Moving, Snapshot, own_classifier
+from polymask.methods.shared_weights import SharedWeightsMethod, Snapshot, own_classifier
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lwf(Moving):
+class Lwf(SharedWeightsMethod):
     """CE(new) + weight * sum over old heads of KL(softmax(z'/T) || softmax(z/T)).
 
     `temperature` is T. `old_classes` are the numbers of classes of the domains learned before,
@@ -52,12 +52,11 @@ class Lwf(Moving):
     title: ClassVar[str] = "learning without forgetting"
     reference: ClassVar[str] = "arXiv 1606.09282"
     differences: ClassVar[str] = (
-        "The reimplementation that the tables cite also trains the base's own classifier; here "
-        "it is distilled but does not learn. Heads of earlier domains do, and replace theirs in "
-        "the end. No weight decay acts while only the new head learns. With own norms the "
-        "statistics move outside of the loss, and earlier domains forget by that alone, so `norms` "
-        "is `affine`. That lessens forgetting and does not end it. The networks of the paper have "
-        "no batch norms."
+        "The reimplementation that the tables cite also trains the base's own classifier; here it is distilled but "
+        "does not learn. Heads of earlier domains do, and replace theirs in the end. No weight decay acts while only "
+        "the new head learns. With own norms the statistics move outside of the loss, and earlier domains forget by "
+        "that alone, so `norms` is `affine`. That lessens forgetting and does not end it. The networks of the paper "
+        "have no batch norms."
     )
     head_share: ClassVar[float] = 0.25
 
@@ -71,7 +70,6 @@ class Lwf(Moving):
         object.__setattr__(self, "old_classes", tuple(counts))
 
     def carry(self, base: "Base") -> "OldHeads | None":
-        """The heads of the earlier domains, where there are any."""
         return OldHeads(self, base) if self.old_classes else None
 
     def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
@@ -81,7 +79,6 @@ class Lwf(Moving):
         return Distillation(self, base, domain, heads) if heads and self.weight else None
 
     def after(self, earlier: Sequence["Domain"]) -> "Lwf":
-        """Room for the heads of the earlier domains."""
         return replace(self, old_classes=tuple(len(domain.classes or ()) for domain in earlier))
 
     def follow(self, domain: "Domain", earlier: Sequence["Domain"]) -> None:
@@ -117,13 +114,11 @@ class OldHeads(Part):
         super().__init__()
         if base.feature_dim is None:
             raise MethodError(f"base {base.name} gives no feature vector that a head could read")
-        dtype = next((site.dtype for site in base.all_sites.values()), torch.float32)
         self.heads = nn.ModuleList()
         for classes in method.old_classes:
-            head = linear_head(base.feature_dim, classes, dtype, device="meta")  # draws no numbers
+            head = linear_head(base.feature_dim, classes, base.weight_dtype, device="meta")  # draws no numbers
             for name, parameter in list(head.named_parameters()):
-                zeros = torch.zeros(parameter.shape, dtype=parameter.dtype)
-                head.register_parameter(name, nn.Parameter(zeros))
+                head.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype)))
             self.heads.append(head)
 
     def component(self, name: str) -> str:
@@ -142,7 +137,6 @@ class Distillation(Objective):
         self.classifiers = nn.ModuleList(Snapshot(head.state_dict()) for head in heads)
 
     def forward(self, images: Tensor, features: Tensor) -> Tensor:
-        """The divergence for images (N, C, H, W) and the network's features (N, D) of them."""
         with torch.no_grad():
             before = self.base.run(self.network.tensors(), images)
         total = features.new_zeros((), dtype=learned_type(features.dtype))
@@ -160,9 +154,7 @@ def divergence(now: Tensor, then: Tensor, temperature: float) -> Tensor:
 
 
 def _old_heads(domain: "Domain") -> list[nn.Linear]:
-    if not isinstance(domain.route, OldHeads):
-        return []
-    return [cast(nn.Linear, head) for head in domain.route.heads]
+    return [cast(nn.Linear, head) for head in domain.route.heads] if isinstance(domain.route, OldHeads) else []
 
 
 def _latest_heads(domains: Sequence["Domain"]) -> list[nn.Linear | None]:

@@ -11,6 +11,8 @@ place in the rest of the network, whose weights are W + D with one D for all dom
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -18,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.core.blocks import find_blocks, passes_maps, stage_ends
-from polymask.core.method import Method, Route
+from polymask.core.method import Method
 from polymask.core.network import owner_of
-from polymask.core.norms import learned_type
-from polymask.core.survey import Site
+from polymask.core.parts import Route
+from polymask.core.survey import Site, learned_type
 from polymask.errors import BaseError
-from polymask.methods.baselines import MovedWeights
+from polymask.methods.shared_weights import SharedWeights
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -40,24 +42,21 @@ class Mtan(Method):
     title: ClassVar[str] = "MTAN"
     reference: ClassVar[str] = "arXiv 1803.10704"
     differences: ClassVar[str] = (
-        "The original trains the network from scratch, here it starts at the base. Its batch norms "
-        "are shared, and one more epoch of training on a domain fits them to it before it is "
-        "tested; here the network's norms are each domain's own, and those after the shared 3x3 "
-        "convolutions share scale and shift but not statistics. Convolutions that a batch norm "
-        "follows have no bias. The last mask is at the end of the last stage, before a final norm "
-        "where the network has one. Domains take turns batch by batch, not epoch by epoch, and an "
-        "epoch is one pass over the largest of them, within which the others begin again."
+        "The original trains the network from scratch, here it starts at the base. Its batch norms are shared, and one "
+        "more epoch of training on a domain fits them to it before it is tested; here the network's norms are each "
+        "domain's own, and those after the shared 3x3 convolutions share scale and shift but not statistics. "
+        "Convolutions that a batch norm follows have no bias. The last mask is at the end of the last stage, before a "
+        "final norm where the network has one. Domains take turns batch by batch, not epoch by epoch, and an epoch is "
+        "one pass over the largest of them, within which the others begin again."
     )
     mergeable: ClassVar[bool] = False
     moves_base: ClassVar[bool] = True
     joint: ClassVar[bool] = True
 
-    def transform(self, site: Site) -> MovedWeights:
-        """A difference from the base's weight, the same for all domains."""
-        return MovedWeights(site)
+    def transform(self, site: Site) -> SharedWeights:
+        return SharedWeights(site)
 
     def route(self, base: "Base") -> "AttentionRoute":
-        """The attention at the stem and at the end of each stage."""
         return AttentionRoute(base)
 
     def tie(self, domains: Sequence["Domain"]) -> None:
@@ -70,17 +69,8 @@ class Mtan(Method):
 
     def moved(self, base: "Base", domains: Sequence["Domain"]) -> dict[str, Tensor]:
         """The network's weights and biases, which are the same in all domains."""
-        tensors: dict[str, Tensor] = {}
-        first = domains[0]
-        with torch.no_grad():
-            for name, transform in first.named_transforms():
-                site = first.sites[name]
-                tensors[name] = transform.weight(base.tensor(name))
-                if site.has_bias:
-                    bias = transform.bias(base.tensor(site.bias))
-                    assert bias is not None
-                    tensors[site.bias] = bias
-        return tensors
+        own = {name for _, norm in domains[0].named_norms() for name in norm.in_layer(base)}
+        return {name: t.detach() for name, t in domains[0].weights(base).items() if name not in own}
 
 
 class AttentionRoute(Route):
@@ -88,11 +78,7 @@ class AttentionRoute(Route):
 
     def __init__(self, base: "Base") -> None:
         super().__init__()
-        blocks = []
-        for block in find_blocks(base):
-            if not passes_maps(base, block):
-                break
-            blocks.append(block)
+        blocks = list(takewhile(partial(passes_maps, base), find_blocks(base)))
         if not blocks:
             raise BaseError(
                 f"base {base.name} has no chain of blocks that pass feature maps (C, H, W), which "
@@ -104,14 +90,14 @@ class AttentionRoute(Route):
         channels = [block.output_shape[0] for block in ends]
         if self.has_stem:
             channels.insert(0, blocks[0].input_shape[0])
-        dtype = learned_type(next(site.dtype for site in base.all_sites.values()))
+        dtype = learned_type(base.weight_dtype)
         self.attention = nn.ModuleList(
             Attention(inputs, inputs if j else 0, outputs, dtype)
             for j, (inputs, outputs) in enumerate(zip(channels, [*channels[1:], channels[-1]], strict=True))
         )
 
     def component(self, name: str) -> str:
-        """What domains share is told apart; statistics never are shared."""
+        """Statistics are each domain's own, of the convolutions that domains share too."""
         component = super().component(name)
         return "shared" if component == "weights" and ".shared." in name else component
 
@@ -146,14 +132,16 @@ class Attention(nn.Module):
         super().__init__()
         self.dtype = dtype
         self.mask = nn.Sequential(
-            _conv(channels + before, channels, 1, dtype),
+            _convolution(channels + before, channels, 1, dtype),
             nn.BatchNorm2d(channels, dtype=dtype),
             nn.ReLU(),
-            _conv(channels, channels, 1, dtype),
+            _convolution(channels, channels, 1, dtype),
             nn.BatchNorm2d(channels, dtype=dtype),
             nn.Sigmoid(),
         )
-        self.shared = nn.Sequential(_conv(channels, after, 3, dtype), nn.BatchNorm2d(after, dtype=dtype), nn.ReLU())
+        self.shared = nn.Sequential(
+            _convolution(channels, after, 3, dtype), nn.BatchNorm2d(after, dtype=dtype), nn.ReLU()
+        )
 
     def forward(self, g: Tensor, f: Tensor | None) -> Tensor:
         """ReLU(BN(S * (a ∘ g))), before it is pooled, in the type of g."""
@@ -165,7 +153,7 @@ class Attention(nn.Module):
         return out.to(g.dtype)
 
 
-def _conv(inputs: int, outputs: int, kernel: int, dtype: torch.dtype) -> nn.Conv2d:
+def _convolution(inputs: int, outputs: int, kernel: int, dtype: torch.dtype) -> nn.Conv2d:
     layer = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False, dtype=dtype)
     nn.init.xavier_uniform_(layer.weight, gain=2**0.5)
     return layer

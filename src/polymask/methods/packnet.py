@@ -2,19 +2,17 @@
 
     W~ = V∘1[0 < O <= t + 1]
 
-V is the weight that the domains share and O its owners: 0 is free, 1 the base's own, t + 1 the
-domain's at place t = 1, 2, …. Of the base the smallest weights are pruned: of n weights of a layer
-those go with |w| <= the k-th smallest |w|, k = round(p n). A domain takes all that is free,
-starting at 0, and learns it beside the frozen weights of those before it. Then its own smallest
-weights are pruned, layer by layer, and what it keeps is trained once more. What it let go is free
-for the next domain. No weight with an owner ever changes again, so no domain forgets; the base
-loses what its pruning costs.
+V is the weight that the domains share and O its owners: 0 is free, 1 the base's own, t + 1 the domain's at place t = 1,
+2, …. Of the base the smallest weights are pruned: of n weights of a layer those go with |w| <= the k-th smallest |w|, k
+= round(p n). A domain takes all that is free, starting at 0, and learns it beside the frozen weights of those before
+it. Then its own smallest weights are pruned, layer by layer, and what it keeps is trained once more. What it let go is
+free for the next domain. No weight with an owner ever changes again, so no domain forgets; the base loses what its
+pruning costs.
 
-How much of the base goes depends on whether it can learn to do without. With images of its own
-(`fit_all(..., own=)`) p is 0.5, as in the original, and what is left is retrained. Without them
-nothing makes up for the loss, and p is 0.25. Depthwise kernels, whose filters read one channel
-each, keep all their weights and stay the base's: they are a few per cent of a separable network's
-weights, and nothing else in the layer can stand in for one that is gone.
+How much of the base goes depends on whether it can learn to do without. With images of its own (`fit_all(..., own=)`) p
+is 0.5, as in the original, and what is left is retrained. Without them nothing makes up for the loss, and p is 0.25.
+Depthwise kernels, whose filters read one channel each, keep all their weights and stay the base's: they are a few per
+cent of a separable network's weights, and nothing else in the layer can stand in for one that is gone.
 
 The last domain that O has room for is not pruned: nothing is left for anyone after it. So it may
 be written as 0 where nothing else can be 0, and ceil(log2 T) bits hold the owners of T domains.
@@ -22,15 +20,16 @@ be written as 0 where nothing else can be 0, and ceil(log2 T) bits hold the owne
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polymask.core.bits import Bits
-from polymask.core.method import Images, Method, NormPolicy, Stage, Stored, Transform
+from polymask.core.method import Images, Method, Stage
 from polymask.core.network import structural_copy
+from polymask.core.parts import NormPolicy, Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 
@@ -67,14 +66,12 @@ class PackNet(Method):
     title: ClassVar[str] = "PackNet"
     reference: ClassVar[str] = "arXiv 1711.05769"
     differences: ClassVar[str] = (
-        "On the base's own images only weights and the head are retrained, not biases and "
-        "norms. Without such images the pruned base is left as it is, and a quarter of it goes "
-        "instead of half. Depthwise kernels are not pruned: the original's networks have none, and "
-        "a separable network loses more by half of these, which are a few per cent of its "
-        "weights, than by a quarter of all others. The last domain is not pruned, as in the "
-        "original; the ratios of its sequences of five domains are not published, 0.75 is used "
-        "for all. The best epoch is chosen on val, in the original on test. Optional biases of "
-        "each domain are not here."
+        "On the base's own images only weights and the head are retrained, not biases and norms. Without such images "
+        "the pruned base is left as it is, and a quarter of it goes instead of half. Depthwise kernels are not pruned: "
+        "the original's networks have none, and a separable network loses more by half of these, which are a few per "
+        "cent of its weights, than by a quarter of all others. The last domain is not pruned, as in the original; the "
+        "ratios of its sequences of five domains are not published, 0.75 is used for all. The best epoch is chosen on "
+        "val, in the original on test. Optional biases of each domain are not here."
     )
     moves_base: ClassVar[bool] = True
     ordered: ClassVar[bool] = True
@@ -88,7 +85,6 @@ class PackNet(Method):
         if self.prune_base is not None:
             self.check_range("prune_base", 0, 1)
         self.check_range("prune", 0, 1)
-        self.check_flags("prune_depthwise", "pruned")
 
     @property
     def rooms(self) -> int:
@@ -114,7 +110,6 @@ class PackNet(Method):
         return (Stage(2 / 3), Stage(1 / 3, 0.1)) if pruned else (Stage(1.0),)
 
     def transform(self, site: Site) -> "PackedWeight":
-        """The shared weight, its owners, and what this domain learns of it."""
         return PackedWeight(self, site)
 
     def next_stage(self, base: "Base", domain: "Domain", images: Images) -> "Domain | None":
@@ -136,13 +131,12 @@ class PackNet(Method):
         return replace(self, capacity=max(self.capacity or 2, domains))
 
     def after(self, earlier: Sequence["Domain"]) -> "PackNet":
-        """The next place."""
         places = [_method(domain).place for domain in earlier]
         place = max(places) + 1 if places else max(self.place, 1)
         if self.capacity is not None and place >= self.capacity:
             raise MethodError(
                 f"all places are taken: capacity={self.capacity} is the base's own domain and "
-                f"{self.capacity - 1} more; make all of them anew with capacity={place + 1}"
+                f"{self.capacity - 1} more; make all of them again with capacity={place + 1}"
             )
         return replace(self, place=place, pruned=False)
 
@@ -158,7 +152,7 @@ class PackNet(Method):
             raise MethodError(
                 f"no weight is free any more after the domain at place {_method(before).place}, "
                 f"of capacity={_method(before).rooms} with prune={_method(before).prune:g}; make "
-                "the domains anew with more of either, or all of them by fit_all"
+                "the domains again with more of either, or all of them by fit_all"
             )
         for mine, its in pairs:
             mine.hold(its.values, mine.claimed(its.owner))
@@ -178,8 +172,8 @@ class PackNet(Method):
         """V∘1[O = 1]: what the base keeps of its own, as trained where it was."""
         if not domains:
             return {}
-        transforms = [(name, _packed(t)) for name, t in domains[-1].named_transforms()]
-        return {name: torch.where(t.owner == BASE, t.values, 0.0).to(base.tensor(name).dtype) for name, t in transforms}
+        packed = _packed(domains[-1]).items()
+        return {name: torch.where(t.owner == BASE, t.values, 0.0).to(base.tensor(name).dtype) for name, t in packed}
 
 
 class PackedWeight(Transform):
@@ -194,7 +188,6 @@ class PackedWeight(Transform):
 
     def __init__(self, method: PackNet, site: Site) -> None:
         super().__init__()
-        # Half-precision weights are learned on in single precision.
         dtype = site.learned_dtype
         self.own, self.base_share = method.place + 1, method.base_share(site)
         self.is_last = self.own == method.rooms
@@ -240,16 +233,12 @@ class PackedWeight(Transform):
         return {"weight": self._current().detach(), "owner": Bits.of(planes.bool())}
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Keep V and O, and learn no more."""
-        weight, bits = stored["weight"], stored["owner"]
-        assert isinstance(weight, Tensor)
-        assert isinstance(bits, Bits)
+        weight, bits = cast(Tensor, stored["weight"]), cast(Bits, stored["owner"])
         owner = torch.zeros(weight.shape, dtype=torch.uint8, device=bits.words.device)
         for i, plane in enumerate(bits.unpack()):
             owner |= plane.to(torch.uint8) << i
-        self.values, self.owner, self.learned = weight, owner, None
-        if self.is_last:
-            self.owner = self.claimed(owner)
+        self.values, self.learned = weight, None
+        self.owner = self.claimed(owner) if self.is_last else owner
 
     def _current(self) -> Tensor:
         """V, with what is being learned in its place."""
@@ -278,15 +267,14 @@ def _method(domain: "Domain") -> PackNet:
     return domain.method
 
 
-def _packed(transform: Transform) -> PackedWeight:
-    assert isinstance(transform, PackedWeight)
-    return transform
+def _packed(domain: "Domain") -> dict[str, PackedWeight]:
+    return {name: cast(PackedWeight, transform) for name, transform in domain.named_transforms()}
 
 
 def _pairs(domain: "Domain", other: "Domain") -> list[tuple[PackedWeight, PackedWeight]]:
     """The transforms of two domains, site by site."""
-    others = dict(other.named_transforms())
-    return [(_packed(t), _packed(others[name])) for name, t in domain.named_transforms()]
+    others = _packed(other)
+    return [(mine, others[name]) for name, mine in _packed(domain).items()]
 
 
 PRESETS: dict[str, Method] = {"packnet": PackNet()}

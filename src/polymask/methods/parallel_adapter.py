@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.core.method import Method, Stage, Transform
+from polymask.core.method import Method, Stage
+from polymask.core.parts import Transform
 from polymask.core.survey import Site
 
 if TYPE_CHECKING:
@@ -41,10 +42,9 @@ if TYPE_CHECKING:
 class ParallelAdapter(Method):
     """W~ = W + A at the centre tap.
 
-    `sites`: "spatial" adapts the kernels that are larger than 1x1 and odd in every dimension, as
-    the original does, whose network has 3x3 convolutions only. "all" also adapts 1x1 convolutions
-    and linear layers, where A is as large as W. A kernel with an even side has no centre tap and
-    is left alone by both.
+    `sites`: "spatial" adapts the kernels that are larger than 1x1 and odd in every dimension, as the original does,
+    whose network has 3x3 convolutions only. "all" also adapts 1x1 convolutions and linear layers, where A is as large
+    as W. A kernel with an even side has no centre tap and is left alone by both.
     `start`: "zero" starts at the base. "he" draws A from N(0, 2 / C_out), as the original does: a
     random A perturbs every layer, which takes its 120 epochs (`residual-adapters`) to make up for.
     """
@@ -55,26 +55,17 @@ class ParallelAdapter(Method):
     title: ClassVar[str] = "parallel adapters"
     reference: ClassVar[str] = "arXiv 1803.10082"
     differences: ClassVar[str] = (
-        "The original starts by He's rule (`start='he'`), here A starts at zero: short runs on a "
-        "base from the shelf need it. The released code also has dropout on what an adapter "
-        "reads, which no change of the weights can express, and a flag that adapts only the "
-        "first or second convolution of a block; patterns over sites (`include`, `exclude`) do "
-        "that here. The two forms agree where the padding is half the kernel."
+        "The original starts by He's rule (`start='he'`), here A starts at zero: short runs on a base from the shelf "
+        "need it. The released code also has dropout on what an adapter reads, which no change of the weights can "
+        "express, and a flag that adapts only the first or second convolution of a block; patterns over sites "
+        "(`include`, `exclude`) do that here. The two forms agree where the padding is half the kernel."
     )
     wider: ClassVar[Mapping[str, Any]] = {"sites": "all"}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_choice("sites", ("spatial", "all"))
-        self.check_choice("start", ("he", "zero"))
-
     def transform(self, site: Site) -> Transform | None:
         """An adapter; None where the kernel has no centre, or is not to be adapted."""
-        kernel = site.shape[2:]
-        has_centre = all(side % 2 for side in kernel)
-        is_spatial = any(side > 1 for side in kernel)
-        wanted = has_centre and (is_spatial or self.sites == "all")
-        return CentreTap(self, site) if wanted else None
+        has_centre = all(side % 2 for side in site.shape[2:])
+        return CentreTap(self, site) if has_centre and (site.spatial or self.sites == "all") else None
 
 
 class CentreTap(Transform):
@@ -92,15 +83,12 @@ class CentreTap(Transform):
         self.tap_shape = site.shape[:2] + (1,) * len(kernel)
         # F.pad counts from the last dimension, and wants both ends of each.
         self.padding = [side // 2 for side in reversed(kernel) for _ in range(2)]
-        # Half-precision weights are learned on in single precision.
-        dtype = site.learned_dtype
-        adapter = torch.zeros(site.shape[:2], dtype=dtype)
+        adapter = torch.zeros(site.shape[:2], dtype=site.learned_dtype)
         if method.start == "he":
             adapter.normal_(0.0, math.sqrt(2.0 / site.channels))
         self.adapter = nn.Parameter(adapter)
 
     def weight(self, base_weight: Tensor) -> Tensor:
-        """W + A at the centre tap."""
         return add_at_centre(base_weight, self.adapter, self.tap_shape, self.padding)
 
 
@@ -115,9 +103,8 @@ class PaSvd(ParallelAdapter):
     """W~ = W + U V_t at the centre tap; r is the share `keep` of C_out.
 
     `everywhere` puts factors also where they have more numbers than the adapter that they replace.
-    `factored` is False for domains that have yet to learn their full adapters. These start at
-    zero: what is left of a random start after short training is noise of full rank, and half of
-    the rank would cut it off.
+    `factored` is False for domains that have yet to learn their full adapters. These start at zero: what is left of a
+    random start after short training is noise of full rank, and half of the rank would cut it off.
     """
 
     keep: float = 0.5
@@ -127,11 +114,10 @@ class PaSvd(ParallelAdapter):
     title: ClassVar[str] = "parallel adapters in factors"
     reference: ClassVar[str] = "arXiv 1803.10082"
     differences: ClassVar[str] = (
-        "There is no public code, and the rank is not published: half of the output channels is "
-        "our choice, and so is the recipe of the last stage. U is found by one SVD a layer over "
-        "all domains, as the paper describes it. Its network has 3x3 convolutions of many channels "
-        "alone; here an adapter stays whole where U would be larger than it is (r > C_in / "
-        "groups): depthwise convolutions, and the first layer."
+        "There is no public code, and the rank is not published: half of the output channels is our choice, and so is "
+        "the recipe of the last stage. U is found by one SVD a layer over all domains, as the paper describes it. Its "
+        "network has 3x3 convolutions of many channels alone; here an adapter stays whole where U would be larger than "
+        "it is (r > C_in / groups): depthwise convolutions, and the first layer."
     )
     unnamed: ClassVar[Mapping[str, Any]] = {"everywhere": True}
 
@@ -141,7 +127,6 @@ class PaSvd(ParallelAdapter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("keep", 0.0, 1.0)
-        self.check_flags("everywhere", "factored")
 
     def transform(self, site: Site) -> Transform | None:
         """U and V_t, or a full adapter before there is a U."""
@@ -164,20 +149,18 @@ class PaSvd(ParallelAdapter):
     def settle(self, base: "Base", domains: Sequence["Domain"]) -> "Sequence[Domain]":
         """All domains in factors, which can learn on."""
         settled = [d.rebuilt(base, replace(self, factored=True)) for d in domains]
-        sites = [name for name, _ in domains[0].named_transforms()]
         before = [dict(domain.named_transforms()) for domain in domains]
         after = [dict(domain.named_transforms()) for domain in settled]
-        for site in sites:
+        for site in before[0]:
             adapters = [_adapter(transforms[site]) for transforms in before]
             taps = [transforms[site] for transforms in after]
-            if isinstance(taps[0], CentreTap):
-                for tap, adapter in zip(taps, adapters, strict=True):
-                    _adapter(tap).copy_(adapter)
-                continue
-            vectors = torch.linalg.svd(torch.cat(adapters, 1), full_matrices=True)[0]
+            if isinstance(taps[0], FactoredTap):
+                vectors = torch.linalg.svd(torch.cat(adapters, 1), full_matrices=True)[0]
             for tap, adapter in zip(taps, adapters, strict=True):
-                assert isinstance(tap, FactoredTap)
-                tap.take(vectors[:, : tap.shared.shape[1]], adapter)
+                if isinstance(tap, FactoredTap):
+                    tap.take(vectors[:, : tap.shared.shape[1]], adapter)
+                else:
+                    _adapter(tap).copy_(adapter)
         return settled
 
 
@@ -193,9 +176,7 @@ class FactoredTap(Transform):
         rows, columns = full.adapter.shape
         self.tap_shape, self.padding = full.tap_shape, full.padding
         dtype = full.adapter.dtype
-        start = torch.zeros(rows, rank, dtype=dtype)
-        nn.init.orthogonal_(start)
-        self.register_buffer("shared", start)
+        self.register_buffer("shared", nn.init.orthogonal_(torch.zeros(rows, rank, dtype=dtype)))
         self.own = nn.Parameter(torch.zeros(rank, columns, dtype=dtype))
 
     def take(self, shared: Tensor, adapter: Tensor) -> None:
@@ -204,7 +185,6 @@ class FactoredTap(Transform):
         self.own.data = shared.T @ adapter
 
     def weight(self, base_weight: Tensor) -> Tensor:
-        """W + U V at the centre tap."""
         return add_at_centre(base_weight, self.shared @ self.own, self.tap_shape, self.padding)
 
 
@@ -213,7 +193,4 @@ def _adapter(transform: Transform) -> Tensor:
     return transform.adapter.detach()
 
 
-PRESETS: dict[str, Method] = {
-    "parallel-adapter": ParallelAdapter(),
-    "pa-svd": PaSvd(),
-}
+PRESETS: dict[str, Method] = {"parallel-adapter": ParallelAdapter(), "pa-svd": PaSvd()}

@@ -12,7 +12,7 @@ the base's own among them, holds all columns, and is what they cost together, wh
 `account(base, "progressive", domains=T)` gives.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.core.blocks import Block, find_blocks, passes_maps
-from polymask.core.method import Method, NormPolicy, Route
-from polymask.core.norms import OwnNorm, learned_type
-from polymask.core.survey import Site
+from polymask.core.method import Method
+from polymask.core.parts import COUNTER, NormPolicy, OwnNorm, Route, own_norms
+from polymask.core.survey import Site, learned_type
 from polymask.errors import BaseError, MethodError
-from polymask.methods.baselines import FreeWeights, moving_tensors
+from polymask.methods.baselines import FreeWeights
+from polymask.methods.shared_weights import trained_tensors
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -42,31 +43,24 @@ class Column(nn.Module):
 
     def __init__(self, base: "Base", norms: NormPolicy, laterals: nn.ModuleList) -> None:
         super().__init__()
-        differences = {}
+        tensors = {}
         for site in base.all_sites.values():
-            dtype = learned_type(site.dtype)
-            differences[site.name] = torch.zeros(site.shape, dtype=dtype)
+            tensors[site.name] = torch.zeros(site.shape, dtype=site.learned_dtype)
             if site.has_bias:
-                differences[site.bias] = torch.zeros(site.channels, dtype=dtype)
-        self.differences = frozenset(differences)
-        owned = {} if norms == "shared" else base.norms
-        own_norms = {name: OwnNorm(base, norm, norms) for name, norm in owned.items()}
-        self.fittings = {name: own.fitting for name, own in own_norms.items()}
+                tensors[site.bias] = torch.zeros(site.channels, dtype=site.learned_dtype)
+        self.differences = frozenset(tensors)
+        owned = own_norms(base, norms)
+        self.norm_places = [norm.places for norm in owned.values()]
         self.tensors = nn.Module()
-        for name, own in own_norms.items():
-            differences |= {f"{name}.{leaf}": tensor for leaf, tensor in own.stored().items()}
-        for name, tensor in differences.items():
+        for name, tensor in (tensors | _norm_tensors(owned.items())).items():
             _put_buffer(self.tensors, name, tensor)
         self.laterals = laterals
 
     def take(self, domain: "Domain", laterals: nn.ModuleList) -> None:
         """Copy a domain's column, and the lateral paths that lead to it."""
-        tensors = moving_tensors(domain)
-        for norm, own in domain.named_norms():
-            tensors |= {f"{norm}.{leaf}": tensor for leaf, tensor in own.stored().items()}
         buffers = dict(self.tensors.named_buffers())
         with torch.no_grad():
-            for name, tensor in tensors.items():
+            for name, tensor in (trained_tensors(domain) | _norm_tensors(domain.named_norms())).items():
                 buffers[name].copy_(tensor)
         self.laterals.load_state_dict(laterals.state_dict())
 
@@ -77,10 +71,16 @@ class Column(nn.Module):
         for name in self.differences:
             weight = base.tensor(name)
             weights[name] = (weight + buffers[name]).to(weight.dtype)
-        for fitting in self.fittings.values():
-            own = {leaf: buffers[place] for leaf, place in fitting.places.items() if place in buffers}
-            weights |= fitting(base, own)
+        for places in self.norm_places:
+            own = {leaf: buffers[name] for leaf, name in places.names.items() if name in buffers}
+            weights |= places.in_layer(base, own)
         return weights
+
+
+def _norm_tensors(norms: Iterable[tuple[str, OwnNorm]]) -> dict[str, Tensor]:
+    """The tensors of norms that a pack keeps, by their names in the network."""
+    found = {f"{name}.{leaf}": tensor.detach() for name, norm in norms for leaf, tensor in norm.tensors().items()}
+    return {name: tensor for name, tensor in found.items() if not name.endswith(COUNTER)}
 
 
 class Lateral(nn.Module):
@@ -145,8 +145,8 @@ def _put_buffer(root: nn.Module, name: str, tensor: Tensor) -> None:
 class Progressive(Method):
     """A column beside `columns` earlier ones, the base among them.
 
-    `start`: "base" is the base's weights; "scratch" draws them anew, as the original does, while
-    biases and norms start at the base's. V gives 1 / `reduction` of its input's channels.
+    `start`: "base" is the base's weights; "scratch" draws fresh ones, as the original does, while biases and norms
+    start at the base's. V gives 1 / `reduction` of its input's channels.
     """
 
     columns: int = 1
@@ -167,16 +167,13 @@ class Progressive(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choice("start", ("base", "scratch"))
         self.check_whole("columns")
         self.check_whole("reduction")
 
     def transform(self, site: Site) -> FreeWeights:
-        """The column's own weights."""
         return FreeWeights(site) if self.start == "base" else FreshWeights(site)
 
     def route(self, base: "Base") -> "ColumnRoute":
-        """The earlier columns, and the lateral paths from them."""
         return ColumnRoute(self, base)
 
     def for_domains(self, domains: int) -> "Progressive":
@@ -200,7 +197,7 @@ class Progressive(Method):
 
 
 class FreshWeights(FreeWeights):
-    """W~ = W + D, where D starts such that W~ is drawn anew."""
+    """W~ = W + D, where D starts such that W~ is a fresh draw."""
 
     def begin(self, base_weight: Tensor) -> None:
         """Draw W~ from N(0, 2 / fan-in)."""
@@ -224,7 +221,7 @@ class ColumnRoute(Route):
                     "vectors: use a convolutional network, or another method"
                 )
         self.blocks = tuple(block.name for block in blocks)
-        dtype = learned_type(next(site.dtype for site in base.all_sites.values()))
+        dtype = learned_type(base.weight_dtype)
         paths = partial(lateral_paths, blocks, reduction=method.reduction, dtype=dtype)
         self.columns = nn.ModuleList(
             Column(base, method.norms, paths(place, learned=False)) for place in range(1, method.columns)
@@ -260,9 +257,8 @@ class ColumnRoute(Route):
         """One column; what enters its blocks is put in `seen`, after that of earlier columns."""
         inputs: dict[str, Tensor] = {}
         hooks = {}
-        for place, block in enumerate(self.blocks):
-            paths = nn.ModuleList() if laterals is None else cast(nn.ModuleList, laterals[place])
-            hooks[block] = partial(_join, block, inputs, list(zip(paths, seen, strict=True)))
+        for block, paths in zip(self.blocks, laterals or [()] * len(self.blocks), strict=True):
+            hooks[block] = partial(_join, block, inputs, list(zip(cast(nn.ModuleList, paths), seen, strict=True)))
         with base.hooked(hooks):
             features = base.run(weights, images)
         seen.append(inputs)

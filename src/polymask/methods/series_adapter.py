@@ -32,7 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.core.method import Images, Method, Objective, Transform
+from polymask.core.method import Images, Method
+from polymask.core.parts import Objective, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 
@@ -66,19 +67,16 @@ class SeriesAdapter(Method):
     title: ClassVar[str] = "series adapters"
     reference: ClassVar[str] = "arXiv 1705.08045"
     differences: ClassVar[str] = (
-        "The original adapts a network that was pretrained with adapters in it "
-        "(`series-adapter-n`) and starts by He's rule; on a network from the shelf it reports a "
-        "collapse, so here A starts at zero unless `start='he'`. Its weight decay is 0.0005, and "
-        "for `decay` rows 0.002 or 0.005 for domains with few images, by the account of a public "
-        "reimplementation; its released code lets that of A reach norms and head too. Here the "
-        "penalty is on A alone, 0 and 0.002."
+        "The original adapts a network that was pretrained with adapters in it (`series-adapter-n`) and starts by He's "
+        "rule; on a network from the shelf it reports a collapse, so here A starts at zero unless `start='he'`. Its "
+        "weight decay is 0.0005, and for `decay` rows 0.002 or 0.005 for domains with few images, by the account of a "
+        "public reimplementation; its released code lets that of A reach norms and head too. Here the penalty is on A "
+        "alone, 0 and 0.002."
     )
     wider: ClassVar[Mapping[str, Any]] = {"sites": "all"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choice("sites", ("spatial", "conv", "all"))
-        self.check_choice("start", ("he", "zero"))
         self.check_range("decay", 0.0, 1.0)
 
     def adapts(self, site: Site) -> bool:
@@ -87,15 +85,12 @@ class SeriesAdapter(Method):
             return False
         if site.kind == "linear":
             return self.sites == "all"
-        is_spatial = any(side > 1 for side in site.shape[2:])
-        return site.kind in CONVOLUTIONS and (is_spatial or self.sites != "spatial")
+        return site.kind in CONVOLUTIONS and (site.spatial or self.sites != "spatial")
 
     def transform(self, site: Site) -> Transform | None:
-        """An adapter; None where none is to be."""
         return Adapter(self, site) if self.adapts(site) else None
 
     def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
-        """The penalty on A."""
         found = [t.adapter for _, t in domain.named_transforms() if isinstance(t, Adapter)]
         return AdapterDecay(self.decay, found) if self.decay and found else None
 
@@ -109,7 +104,6 @@ class AdapterDecay(Objective):
         self.adapters = list(adapters)  # the domain's: a list keeps them out of `parameters`
 
     def forward(self, images: Tensor, features: Tensor) -> Tensor:
-        """The penalty; images and features do not matter."""
         norms = [adapter.float().square().sum() for adapter in self.adapters]
         return self.decay / 2 * torch.stack(norms).sum()
 
@@ -134,7 +128,6 @@ class Adapter(Transform):
         self.kind, self.dtype = site.kind, site.dtype
         self.groups, self.rows = site.groups, site.channels // site.groups
         self.momentum = method.norm_momentum or _MOMENTUM
-        # Half-precision weights are learned on in single precision.
         dtype = site.learned_dtype
         adapter = torch.zeros(self.groups, self.rows, self.rows, dtype=dtype)
         if method.start == "he":
@@ -159,14 +152,7 @@ class Adapter(Transform):
         """BN(y): by the batch in training mode, which moves the statistics, else by these."""
         y = outputs.reshape(-1, outputs.shape[-1]) if self.kind == "linear" else outputs
         normed = F.batch_norm(
-            y,
-            self.running_mean,
-            self.running_var,
-            self.scale,
-            self.shift,
-            self.training,
-            self.momentum,
-            _EPSILON,
+            y, self.running_mean, self.running_var, self.scale, self.shift, self.training, self.momentum, _EPSILON
         )
         return normed.view_as(outputs)
 
@@ -211,29 +197,26 @@ class SeriesAdapterJoint(SeriesAdapter):
 
     title: ClassVar[str] = "series adapters and their network"
     differences: ClassVar[str] = (
-        "That the original trains the shared 3x3 kernels from all domains is remembered, not read. "
-        "An epoch is one pass over the largest domain, within which the others begin again; in its "
-        "released loop it ends with the smallest domain, and sees a part of the others. Every "
-        "kernel is moved here, 1x1 ones and linear layers too; biases, which its network has not, "
-        "are not."
+        "That the original trains the shared 3x3 kernels from all domains is remembered, not read. An epoch is one "
+        "pass over the largest domain, within which the others begin again; in its released loop it ends with the "
+        "smallest domain, and sees a part of the others. Every kernel is moved here, 1x1 ones and linear layers too; "
+        "biases, which its network has not, are not."
     )
     joint: ClassVar[bool] = True
     moves_base: ClassVar[bool] = True
 
     def transform(self, site: Site) -> Transform:
-        """D, which learns, and an adapter where one is to be."""
-        return _moved_layer(self, site, learns=True)
+        return _shared_layer(self, site, learns=True)
 
     def tie(self, domains: Sequence["Domain"]) -> None:
         """Make D of every site one parameter."""
-        first = _moved_layers(domains[0])
+        first = _shared_layers(domains[0])
         for domain in domains[1:]:
-            for name, layer in _moved_layers(domain).items():
+            for name, layer in _shared_layers(domain).items():
                 layer.delta = first[name].delta
 
     def moved(self, base: "Base", domains: Sequence["Domain"]) -> dict[str, Tensor]:
-        """V by site."""
-        return _moved(base, domains[0])
+        return _shared_weights(base, domains[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +227,8 @@ class SeriesAdapterN(SeriesAdapter):
     the base as it is this would be `series-adapter` under another name. By hand: teach a domain of
     `series-adapter-joint` the base's own images, then call `domain.method.follow(domain, [it])` on
     each new domain before that learns; one that has nothing to follow has D = 0.
-    `inherit` says what a domain starts with beside D: "norms" takes over BN and the norms, and
-    draws A anew, as the original does; "adapters" takes over A too.
+    `inherit` says what a domain starts with beside D: "norms" takes over BN and the norms and starts with a fresh A, as
+    the original does; "adapters" takes over A too.
     """
 
     inherit: Literal["norms", "adapters"] = "norms"
@@ -258,13 +241,8 @@ class SeriesAdapterN(SeriesAdapter):
     moves_base: ClassVar[bool] = True
     base_stage: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_choice("inherit", ("norms", "adapters"))
-
     def transform(self, site: Site) -> Transform:
-        """D, which is fixed, and an adapter where one is to be."""
-        return _moved_layer(self, site, learns=False)
+        return _shared_layer(self, site, learns=False)
 
     def for_base(self) -> Method:
         """The base's weights learn, with adapters in it."""
@@ -291,76 +269,59 @@ class SeriesAdapterN(SeriesAdapter):
         domain.norms.load_state_dict(source.norms.state_dict())
 
     def moved(self, base: "Base", domains: Sequence["Domain"]) -> dict[str, Tensor]:
-        """V by site."""
-        return _moved(base, domains[0])
+        return _shared_weights(base, domains[0])
 
 
-class MovedLayer(Transform):
-    """A transform with a D of W's shape: the layer works with V = W + D."""
+class SharedLayer(Transform):
+    """A site's D, of W's shape and the same for all domains: the layer works with V = W + D."""
+
+    components: ClassVar[Mapping[str, str]] = {"delta": "moved"}
+    adapts: ClassVar[bool] = False
 
     delta: Tensor
 
-    def move(self, site: Site, *, learns: bool) -> None:
+    def begin_delta(self, site: Site, *, learns: bool) -> None:
         """Start D at zero; a parameter where it learns."""
-        # Half-precision weights are learned on in single precision.
-        dtype = site.learned_dtype
-        delta = torch.zeros(site.shape, dtype=dtype)
+        delta = torch.zeros(site.shape, dtype=site.learned_dtype)
         if learns:
             self.register_parameter("delta", nn.Parameter(delta))
         else:
             self.register_buffer("delta", delta)
 
     def weight_parameters(self) -> list[nn.Parameter]:
-        """D, where it learns."""
         return [self.delta] if isinstance(self.delta, nn.Parameter) else []
 
     def layer_weight(self, base_weight: Tensor) -> Tensor:
-        """W + D."""
         return (base_weight + self.delta).to(base_weight.dtype)
 
-
-class MovedWeight(MovedLayer):
-    """One site's D, where there is no adapter."""
-
-    components: ClassVar[Mapping[str, str]] = {"delta": "moved"}
-    adapts: ClassVar[bool] = False
-
-    def __init__(self, site: Site, *, learns: bool) -> None:
-        super().__init__()
-        self.move(site, learns=learns)
-
     def weight(self, base_weight: Tensor) -> Tensor:
-        """V."""
         return self.layer_weight(base_weight)
 
 
-class MovedAdapter(MovedLayer, Adapter):
-    """One site's D, and the adapter that goes after V."""
+class AdaptedSharedLayer(SharedLayer, Adapter):
+    """One site's D, and the adapter that goes after V: W~ = (I + A S) V."""
 
     components: ClassVar[Mapping[str, str]] = {**Adapter.components, "delta": "moved"}
-
-    def __init__(self, method: SeriesAdapter, site: Site, *, learns: bool) -> None:
-        super().__init__(method, site)
-        self.move(site, learns=learns)
+    adapts: ClassVar[bool] = True
 
     def weight(self, base_weight: Tensor) -> Tensor:
-        """(I + A S) V."""
-        return super().weight(self.layer_weight(base_weight))
+        return Adapter.weight(self, self.layer_weight(base_weight))
 
 
-def _moved_layer(method: SeriesAdapter, site: Site, *, learns: bool) -> Transform:
-    if method.adapts(site):
-        return MovedAdapter(method, site, learns=learns)
-    return MovedWeight(site, learns=learns)
+def _shared_layer(method: SeriesAdapter, site: Site, *, learns: bool) -> SharedLayer:
+    layer = AdaptedSharedLayer(method, site) if method.adapts(site) else SharedLayer()
+    layer.begin_delta(site, learns=learns)
+    return layer
 
 
-def _moved_layers(domain: "Domain") -> dict[str, MovedLayer]:
-    return {name: t for name, t in domain.named_transforms() if isinstance(t, MovedLayer)}
+def _shared_layers(domain: "Domain") -> dict[str, SharedLayer]:
+    return {name: t for name, t in domain.named_transforms() if isinstance(t, SharedLayer)}
 
 
-def _moved(base: "Base", domain: "Domain") -> dict[str, Tensor]:
-    found = _moved_layers(domain).items()
-    return {name: layer.layer_weight(base.tensor(name)).detach() for name, layer in found}
+def _shared_weights(base: "Base", domain: "Domain") -> dict[str, Tensor]:
+    """V by site."""
+    layers = _shared_layers(domain).items()
+    return {name: layer.layer_weight(base.tensor(name)).detach() for name, layer in layers}
 
 
 PRESETS: dict[str, Method] = {

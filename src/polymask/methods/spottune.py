@@ -2,10 +2,9 @@
 
     x_l = (1 - a_l) F_l(x_{l-1}) + a_l F^_l(x_{l-1}),        a_l in {0, 1}
 
-F_l is a block of the base with the base's weights, F^_l the same block with weights that learn;
-each has norms of the domain's own. A small network, the policy, looks at the image and gives two
-logits z a block. The choice is the larger of z + g, where g is Gumbel noise while training, and
-its gradient is that of the softmax at temperature t:
+F_l is a block of the base with the base's weights, F^_l the same block with weights that learn; each has norms of the
+domain's own. A small network, the policy, looks at the image and gives two logits z a block. The choice is the larger
+of z + g, where g is Gumbel noise while training, and its gradient is that of the softmax at temperature t:
 
     a_l = 1[z_1 + g_1 > z_0 + g_0],        da_l = d softmax((z + g) / t)_1
 
@@ -23,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.core.blocks import find_blocks
-from polymask.core.method import Method, Route
+from polymask.core.method import Method
 from polymask.core.network import tensor_of
-from polymask.core.norms import OwnNorm, learned_type
-from polymask.core.survey import Site
+from polymask.core.parts import OwnNorm, Route, own_norms
+from polymask.core.survey import Site, learned_type
 from polymask.errors import BaseError
 from polymask.methods.baselines import FreeWeights
 
@@ -47,27 +46,23 @@ class SpotTune(Method):
     title: ClassVar[str] = "SpotTune"
     reference: ClassVar[str] = "arXiv 1811.08737"
     differences: ClassVar[str] = (
-        "The original draws the choice at test too (`sample_at_test`); trains by SGD at 0.1, the "
-        "policy at 0.01 with its own weight decay, where here the recipe decides and the policy "
-        "learns at the rate of weights; and keeps a branch in its policy that nothing uses. Its "
-        "shortcuts have no weights; here a block is copied with the shortcut that it has. Every "
-        "layer outside the blocks learns, not the stem alone. Images of more than 72 pixels are "
-        "averaged down for the policy."
+        "The original draws the choice at test too (`sample_at_test`); trains by SGD at 0.1, the policy at 0.01 with "
+        "its own weight decay, where here the recipe decides and the policy learns at the rate of weights; and keeps a "
+        "branch in its policy that nothing uses. Its shortcuts have no weights; here a block is copied with the "
+        "shortcut that it has. Every layer outside the blocks learns, not the stem alone. Images of more than 72 "
+        "pixels are averaged down for the policy."
     )
     mergeable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("temperature", 1e-3, 1e3)
-        self.check_flags("sample_at_test")
         self.check_whole("policy_width")
 
     def transform(self, site: Site) -> FreeWeights:
-        """The weights of F^, or of a layer outside the blocks."""
         return FreeWeights(site)
 
     def route(self, base: "Base") -> "SpotRoute":
-        """The policy, and the norms of F."""
         return SpotRoute(self, base)
 
 
@@ -78,18 +73,16 @@ class SpotRoute(Route):
         super().__init__()
         if len(base.input.shape) != 3:
             raise BaseError(
-                f"base {base.name} takes inputs of shape {base.input.shape}; the policy of "
-                f"{method.name or 'spottune'} looks at images (channels, height, width): use a "
-                "base for images, or another method"
+                f"base {base.name} takes inputs of shape {base.input.shape}; the policy of {method.name or 'spottune'} "
+                "looks at images (channels, height, width): use a base for images, or another method"
             )
         self.temperature, self.sample_at_test = method.temperature, method.sample_at_test
         self.blocks = tuple(block.name for block in find_blocks(base))
-        owned = {} if method.norms == "shared" else base.norms
-        self.norm_names = tuple(name for name in owned if any(_inside(name, block) for block in self.blocks))
-        self.norms = nn.ModuleList(OwnNorm(base, base.norms[name], method.norms) for name in self.norm_names)
-        dtype = next(site.dtype for site in base.all_sites.values())
+        norms = own_norms(base, method.norms).items()
+        inside = {name: norm for name, norm in norms if any(_inside(name, block) for block in self.blocks)}
+        self.norm_names, self.norms = tuple(inside), nn.ModuleList(inside.values())
         self.policy = Policy(base.input.shape[0], method.policy_width, len(self.blocks))
-        self.policy.to(learned_type(dtype))
+        self.policy.to(learned_type(base.weight_dtype))
 
     def component(self, name: str) -> str:
         """The norms of F count as norms, the policy as weights."""
@@ -107,8 +100,7 @@ class SpotRoute(Route):
         original = self.original(base, weights)
         hooks = {}
         for block, chosen in zip(self.blocks, choices.unbind(1), strict=True):
-            prefix = f"{block}."
-            inside = {n.removeprefix(prefix): t for n, t in original.items() if _inside(n, block)}
+            inside = {n.removeprefix(f"{block}."): t for n, t in original.items() if _inside(n, block)}
             hooks[block] = _Choice(inside, chosen)
         with base.hooked(hooks):
             return base.run(weights, images)
@@ -129,11 +121,8 @@ class SpotRoute(Route):
 
     def original(self, base: "Base", weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of F, by their names in the network, where F^ has others."""
-        tensors: dict[str, Tensor] = {}
-        for name in weights:
-            # A buffer that is no norm's is a scratch copy: the base's own could be written to.
-            if isinstance(base.tensor(name), nn.Parameter):
-                tensors[name] = base.tensor(name)
+        # A buffer that is no norm's is a scratch copy: the base's own could be written to.
+        tensors = {name: base.tensor(name) for name in weights if isinstance(base.tensor(name), nn.Parameter)}
         for own in self.norms:
             assert isinstance(own, OwnNorm)
             tensors |= own.in_layer(base)
@@ -168,15 +157,15 @@ class Policy(nn.Module):
 
     def __init__(self, channels: int, width: int, choices: int) -> None:
         super().__init__()
-        self.stem = _conv(channels, width)
+        self.stem = _convolution(channels, width)
         self.stem_norm = nn.BatchNorm2d(width)
         widths = [width, 2 * width, 4 * width, 8 * width]
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                _conv(inputs, 2 * inputs, stride=2),
+                _convolution(inputs, 2 * inputs, stride=2),
                 nn.BatchNorm2d(2 * inputs),
                 nn.ReLU(),
-                _conv(2 * inputs, 2 * inputs),
+                _convolution(2 * inputs, 2 * inputs),
                 nn.BatchNorm2d(2 * inputs),
             )
             for inputs in widths[:-1]
@@ -197,7 +186,7 @@ class Policy(nn.Module):
         return self.logits(x).unflatten(1, (-1, 2))  # type: ignore[no-any-return]
 
 
-def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out")
     return layer

@@ -11,7 +11,7 @@ from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
-from polymask.core.method import Stored
+from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.errors import PackError, PolymaskError
 from polymask.pack.format import BitArray, Manifest, read_pack, write_pack

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.method import Objective
+from polymask.core.parts import Objective
 from polymask.errors import TrainingError
 from polymask.train.recipe import Optimiser, Recipe
 

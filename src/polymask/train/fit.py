@@ -17,7 +17,8 @@ from torch import Tensor
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.method import Method, Objective
+from polymask.core.method import Method
+from polymask.core.parts import Objective
 from polymask.core.registry import create_method
 from polymask.errors import InterruptedTraining, LostProcess, NotFinite, TrainingError
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed

@@ -20,8 +20,9 @@ from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
-from polymask.core.method import Method, Stored
+from polymask.core.method import Method
 from polymask.core.network import tensor_of, trains_channels_last
+from polymask.core.parts import Stored
 from polymask.core.registry import new_domain
 from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.method import Objective, Stored
+from polymask.core.parts import Objective, Stored
 from polymask.errors import TrainingError
 from polymask.train.descent import TapByTap, decay_pulls, descend, has_depthwise, learned_by, make_optimisers, set_rates
 from polymask.train.predict import Batches, evaluate

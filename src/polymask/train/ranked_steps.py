@@ -43,7 +43,7 @@ from torch.overrides import TorchFunctionMode
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.method import Objective
+from polymask.core.parts import Objective
 from polymask.errors import LostProcess, TrainingError
 from polymask.train.descent import descend, set_rates
 from polymask.train.fit import Session, Stop

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
-from polymask.core.method import Stored
+from polymask.core.parts import Stored
 from polymask.errors import PolymaskError
 from polymask.files import write_atomically
 from polymask.train.learner import EpochRecord, Learner, Step

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polymask as pm
-from nets import SPEC, batch, tiny_base, trained
+from nets import SPEC, batch, tiny_base, tiny_net, trained
 from polymask.core.bits import Bits, binarize
 from polymask.methods.affine.formula import AffineMask, affine
 from polymask.methods.affine.method import ABLATION, PRESETS, Affine
@@ -28,6 +28,16 @@ def double_transform(shape=(4, 3, 3, 3), seed=0, **options):
         if isinstance(getattr(transform, k, None), nn.Parameter):
             nn.init.normal_(getattr(transform, k))
     return transform, base.tensor("weight"), torch.randn(shape, dtype=torch.float64)
+
+
+def worn(dtype=torch.float32, **options):
+    """The tiny base, and a domain with scores and scalars on both sides of everything."""
+    base = pm.load_base(tiny_net().to(dtype), input=SPEC)
+    domain = pm.new_domain(base, "affine-full", ["a", "b"], **options).eval()
+    with torch.no_grad():
+        for parameter in domain.transforms.parameters():
+            parameter.normal_(0, 0.1)
+    return base, domain
 
 
 @pytest.mark.parametrize("per", ["layer", "channel"])
@@ -49,36 +59,32 @@ def test_gradients_of_the_scalars_match_finite_differences(name, per):
 
 
 @pytest.mark.parametrize("surrogate", ["identity", "sigmoid"])
-def test_the_gradient_of_the_scores_is_that_of_the_affine_part_times_the_surrogates(surrogate):
+def test_the_gradient_of_the_scores_is_that_of_the_formula_times_the_surrogates(surrogate):
     transform, W, G = double_transform(surrogate=surrogate, threshold=0.1)
     (transform.weight(W) * G).sum().backward()
-    ks = [getattr(transform, f"k{i}").detach() for i in range(4)]
-
-    def at(mask):  # E as a function of a real-valued mask: the affine part alone
-        return ((ks[0] * W + ks[1] + ks[2] * mask + ks[3] * W * mask) * G).sum()
-
+    ks = [k.detach() for k in transform.coefficients()]
     mask, step = transform.mask().double(), 1e-4
     slope = torch.sigmoid(transform.scores.detach() - 0.1)
     slope = slope * (1 - slope) if surrogate == "sigmoid" else torch.ones_like(slope)
     for i in range(mask.numel()):
         shift = torch.zeros_like(mask)
         shift.view(-1)[i] = step
-        difference = (at(mask + shift) - at(mask - shift)) / (2 * step)
-        expected = difference * slope.view(-1)[i]
+        more, less = ((affine(W, mask + s, *ks) * G).sum() for s in (shift, -shift))
+        expected = (more - less) / (2 * step) * slope.view(-1)[i]
         assert abs(transform.scores.grad.view(-1)[i] - expected) < 1e-8
 
 
-def test_gradients_match_autograd_through_the_same_formula():
-    transform, W, G = double_transform(per="channel")
+@pytest.mark.parametrize("surrogate", ["identity", "sigmoid"])
+@pytest.mark.parametrize("per", ["layer", "channel"])
+def test_gradients_match_autograd_through_the_formula(per, surrogate):
+    transform, W, G = double_transform(per=per, surrogate=surrogate)
     (transform.weight(W) * G).sum().backward()
-    fused = {name: p.grad.clone() for name, p in transform.named_parameters()}
+    found = {name: p.grad.clone() for name, p in transform.named_parameters()}
     transform.zero_grad()
-    M = binarize(transform.scores)
-    naive = transform.k0 * W + transform.k1 + transform.k2 * M + transform.k3 * W * M
-    (naive * G).sum().backward()
+    M = binarize(transform.scores, surrogate=surrogate)
+    (affine(W, M, *transform.coefficients()) * G).sum().backward()
     for name, p in transform.named_parameters():
-        torch.testing.assert_close(fused[name], p.grad, rtol=0, atol=1e-12)
-    torch.testing.assert_close(transform.weight(W), naive, rtol=0, atol=1e-12)
+        torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-12)
 
 
 @settings(deadline=None)
@@ -102,13 +108,35 @@ def test_the_scores_gradient_has_the_sign_of_the_masks(r, w, g, k2, k3, surrogat
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**31), st.sampled_from(["layer", "channel"]))
-def test_the_transform_is_the_papers_equation(seed, per):
-    transform, W, _ = double_transform(seed=seed, per=per)
-    M = transform.mask().double()
-    k = [getattr(transform, f"k{i}").detach() for i in range(4)]
+@given(st.integers(0, 2**31))
+def test_the_formula_is_the_papers_equation(seed):
+    generator = torch.Generator().manual_seed(seed)
+    W, *k = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in [(4, 3), *[()] * 4])
+    M = torch.rand(4, 3, generator=generator) < 0.5
     expected = k[0] * W + k[1] * torch.ones_like(W) + k[2] * M + k[3] * (W * M)
-    torch.testing.assert_close(transform.weight(W), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(affine(W, M, *k), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("per", ["layer", "channel"])
+def test_every_form_gives_what_the_formula_gives_bit_for_bit(per, dtype):
+    base, domain = worn(per=per, dtype=dtype)
+    for form in (domain, domain.frozen()):
+        weights = form.weights(base)
+        for name, transform in form.named_transforms():
+            W, shape = base.tensor(name), transform.view_shape
+            expected = affine(W.view(shape), transform.mask().view(shape), *transform.coefficients())
+            assert torch.equal(weights[name], expected.view(W.shape))
+
+
+def test_fused_kernels_give_what_the_formula_gives_bit_for_bit(fused):
+    base, domain = worn()
+    fused()
+    for form in (domain, domain.frozen()):
+        for name, weight in form.method.together(base, form).items():
+            transform = dict(form.named_transforms())[name]
+            expected = affine(base.tensor(name), transform.mask(), *transform.coefficients())
+            assert torch.equal(weight, expected)
 
 
 def test_full_with_k_0_0_0_1_is_piggyback_bit_for_bit():
@@ -132,11 +160,7 @@ def test_full_with_k3_0_is_simple_bit_for_bit():
     full = trained(base, "affine-full", k3=0.0)
     simple = trained(base, "affine-simple")
     assert torch.equal(full(base, images), simple(base, images))
-    for site, transform in simple.named_transforms():
-        k = transform.scalars()
-        W, M = base.tensor(site), transform.mask().float()
-        expected = k["k0"] * W + k["k1"] + k["k2"] * M
-        torch.testing.assert_close(transform.weight(W), expected)
+    assert all("k3" in transform.fixed for _, transform in simple.named_transforms())
 
 
 @pytest.mark.parametrize("method", [n for n, p in PRESETS.items() if p.k0 == "auto"])

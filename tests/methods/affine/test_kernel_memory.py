@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import polymask as pm
 from nets import batch, logits, tiny_base, tiny_net, train, trained
-from polymask.core.merge import KeptMemory, WorkingNetwork, kept_memory
+from polymask.core.memory import ReusedMemory, reused_memory
+from polymask.core.merge import WorkingNetwork
 from polymask.train.state import load_checkpoint, save_checkpoint
 from short_training import fresh
 
@@ -121,7 +122,7 @@ def test_a_mixed_batch_has_each_domains_own_logits(fused, cache_bytes):
 
 
 def test_memory_is_lent_again_only_when_nobody_holds_it():
-    memory = KeptMemory()
+    memory = ReusedMemory()
     first = memory.take((2, 3))
     address, view = first.data_ptr(), first.view(-1)[1:]
     del first
@@ -133,13 +134,13 @@ def test_memory_is_lent_again_only_when_nobody_holds_it():
     assert memory.take((4, 3)).shape == (4, 3)
 
 
-def test_weights_and_then_gradients_of_a_step_are_made_in_kept_memory(fused):
+def test_weights_and_then_gradients_of_a_step_are_made_in_memory_that_is_used_again(fused):
     fused()
     base = tiny_base()
     domain = fresh(base)
     model, (images, labels) = pm.DomainModel(base, domain).train(), batch()
     first = next(t for _, t in domain.named_transforms())
-    memory = kept_memory(first)
+    memory = reused_memory(first)
     places = set()
     for _ in range(3):
         loss = F.cross_entropy(model(images), labels)
@@ -151,7 +152,7 @@ def test_weights_and_then_gradients_of_a_step_are_made_in_kept_memory(fused):
         assert memory.is_free
     assert len(places) == 1
     domain.restore(domain.stored())
-    assert kept_memory(first) is not memory
+    assert reused_memory(first) is not memory
 
 
 def test_gradients_add_up_over_several_passes(fused):

@@ -1,17 +1,17 @@
 """The formula over all sites at once, in one pass over memory each way, by torch.compile.
 
-The arithmetic of `kernels` over all sites at once, in one pass over memory, by torch.compile.
+Base weights W, scores R and packed masks of a domain lie in one buffer (blocks, 1024) each, whose blocks belong to one
+site each: `owner` (blocks,) says to which, and K (sites, 4) has the scalars. The parameters are views of the buffer;
+the first use moves them there. W~ has a buffer too, and once the convolutions' gradients are there, those of the scores
+are made in the same memory. Values are those of eager kernels to the bit; gradients differ in rounding.
 
-Weights W and scores R are buffers (blocks, 1024), K (sites, 4) the scalars, `owner` (blocks,) says
-which site a block belongs to. Values are those of eager kernels to the bit; gradients differ in rounding.
-
-Affine masks of all sites in one operation: one pass over memory each way.
-
-Scores, base weights and packed masks of a domain lie in one buffer each, whose blocks belong to one
-site each; the parameters are views of it. The first use moves them there. W~ has a buffer too, and
-once the convolutions' gradients are there, those of the scores are made in the same memory.
+The choice of kernels is one setting for the whole process, since it is about the machine and not about a domain:
+"eager", the default, or "compiled". A run, its checkpoints and packs do not depend on it. The environment variable
+`POLYMASK_KERNELS` sets it for programs that do not, and for the processes they start.
 """
 
+import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,51 +21,84 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polymask.core.bits import WORD, Surrogate, threshold
-from polymask.core.merge import BLOCK, KeptMemory, Plan, copy_together, kept_memory, move_together, plan
+from polymask.core.bits import WORD, Surrogate, scale_by_surrogate, threshold
+from polymask.core.memory import (
+    BLOCK,
+    BufferPlan,
+    ReusedMemory,
+    copy_together,
+    move_together,
+    plan_buffer,
+    reused_memory,
+)
+from polymask.errors import PolymaskError
 from polymask.methods.affine.formula import affine
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
     from polymask.methods.affine.method import AffineTransform
 
+KINDS = ("eager", "compiled")
+VARIABLE = "POLYMASK_KERNELS"
+LOG = logging.getLogger("polymask")
 
-@torch.no_grad()
-def forward_all(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, out: Tensor) -> None:
-    """Write W~ of thresholded scores to `out`."""
-    _run(_forward, W, R, K, owner, _number(at, R), out)
-
-
-@torch.no_grad()
-def backward_all(G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: float, surrogate: Surrogate) -> Tensor:
-    """Turn G = dE/dW~ into the gradient of the scores, in place; give that of K."""
-    sums = _run(_backward, G, W, R, K, owner, _number(at, R), surrogate)
-    return torch.zeros_like(K).index_add_(0, owner, sums)
+_chosen: str | None = None
 
 
-@torch.no_grad()
-def from_words_all(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor) -> None:
-    """Write W~ of packed masks, (blocks, 32) words, to `out`."""
-    _run(_from_words, W, words, K, owner, out)
+def set_kernels(kind: str) -> str:
+    """Choose "eager" or "compiled" kernels; what is in use from now on.
+
+    "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first. Where it does not work,
+    a notice says so and the kernels are eager. Weights are the same to the bit; gradients of compiled kernels differ in
+    rounding. The base's weights are moved into one buffer when they are first used, so a network that shared its memory
+    with it no longer does.
+    """
+    global _chosen
+    if kind not in KINDS:
+        raise PolymaskError(f"kernels {kind!r} are not known; they are {' or '.join(KINDS)}")
+    if kind == "compiled" and (reason := _trouble()) is not None:
+        LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
+        kind = "eager"
+    _chosen = kind
+    return kind
+
+
+def compiled_kernels() -> bool:
+    """Whether compiled kernels are in use."""
+    if torch.compiler.is_compiling():  # on the whole network: it takes plain operations in
+        return False
+    if _chosen is None:
+        set_kernels(os.environ.get(VARIABLE) or "eager")
+    return _chosen == "compiled"
+
+
+@cache
+def _trouble() -> str | None:
+    """Why kernels cannot be compiled, in one line; None where they can."""
+    W, R, out = (torch.ones(64, 1024) for _ in range(3))
+    try:
+        _run(_forward, W, R, torch.ones(2, 4), torch.arange(64) // 32, torch.tensor(0.0), out)
+    except (RuntimeError, OSError) as error:  # of torch.compile, its compiler and its files
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return None
 
 
 def _forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, out: Tensor) -> None:
+    """Write W~ of thresholded scores to `out`."""
     out.copy_(affine(W, threshold(R, at), *K[owner].unsqueeze(2).unbind(1)))
 
 
 def _backward(G: Tensor, W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, surrogate: Surrogate) -> Tensor:
+    """Turn G = dE/dW~ into the gradient of the scores, in place; give that of K, block by block."""
     _, _, k2, k3 = K[owner].unsqueeze(2).unbind(1)
     GW, M = G * W, threshold(R, at).to(G.dtype)
     sums = torch.stack([part.sum(1) for part in (GW, G, G * M, GW * M)], 1)
-    dR = GW * k3 + G * k2
-    if surrogate == "sigmoid":
-        slope = torch.sigmoid(R - at)
-        dR = dR * slope * (1 - slope)
-    G.copy_(dR)
+    G.copy_(scale_by_surrogate(GW * k3 + G * k2, R, at, surrogate))
     return sums
 
 
 def _from_words(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor) -> None:
+    """Write W~ of packed masks, (blocks, 32) words, to `out`."""
     places = torch.arange(WORD, dtype=torch.int32, device=words.device)
     M = ((words.unsqueeze(2) >> places) & 1).bool()
     ks = K[owner].unsqueeze(2).unsqueeze(3).unbind(1)
@@ -85,20 +118,14 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True)
 
 
-def _number(value: float, like: Tensor) -> Tensor:
-    # A plain float would be compiled in, and every new value compiled anew.
-    return _tensor(value, like.dtype, like.device)
-
-
 @cache
-def _tensor(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # A plain float would be compiled in, and compiled again for every new value.
     return torch.tensor(value, dtype=dtype, device=device)
 
 
 def fused_weights(
-    base: "Base",
-    transforms: "Mapping[str, AffineTransform]",
-    out: Mapping[str, Tensor] | None = None,
+    base: "Base", transforms: "Mapping[str, AffineTransform]", out: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """W~ of every site; none where sites are not of a kind that can be done together.
 
@@ -108,7 +135,7 @@ def fused_weights(
     weights = [base.tensor(name) for name in transforms]
     if not parts or not all(map(_suits, weights, parts)):
         return {}
-    where = plan(tuple(weight.numel() for weight in weights), BLOCK, weights[0].device)
+    where = plan_buffer(tuple(weight.numel() for weight in weights), BLOCK, weights[0].device)
     scores = [t.scores for t in parts if t.scores is not None]
     ks = _Scalars(parts, weights[0].device)
     if len(scores) == len(parts) and out is None:
@@ -117,10 +144,7 @@ def fused_weights(
         return dict(zip(transforms, made, strict=True))
     if scores or ks.learn:
         return {}
-    if out is None:
-        target: Tensor | None = where.buffer(torch.float32)
-    else:
-        target = where.whole([out[name] for name in transforms])
+    target = where.buffer(torch.float32) if out is None else where.whole([out[name] for name in transforms])
     if target is None:
         return {}
     by_rows = [weight.contiguous() for weight in weights]
@@ -132,14 +156,8 @@ def fused_weights(
 
 
 def _suits(weight: Tensor, transform: "AffineTransform") -> bool:
-    scores = transform.scores
-    learned = weight if scores is None else scores
-    return (
-        transform.scalar_count == 1
-        and weight.dtype == learned.dtype == torch.float32
-        and _is_dense(weight)
-        and _is_dense(learned)
-    )
+    tensors = [weight] if transform.scores is None else [weight, transform.scores]
+    return transform.scalar_count == 1 and all(t.dtype == torch.float32 and _is_dense(t) for t in tensors)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -147,7 +165,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return by_channels or tensor.is_contiguous()
 
 
-def _together(where: Plan, base: "Base", names: Iterable[str], like: Sequence[Tensor]) -> Tensor:
+def _together(where: BufferPlan, base: "Base", names: Iterable[str], like: Sequence[Tensor]) -> Tensor:
     """The base's weights as one buffer, laid out as `like`; from now on they are views of it."""
     weights = [base.tensor(name) for name in names]
     aligned = all(w.stride() == t.stride() for w, t in zip(weights, like, strict=True))
@@ -159,44 +177,38 @@ def _together(where: Plan, base: "Base", names: Iterable[str], like: Sequence[Te
 
 
 def _learning(
-    where: Plan, W: Tensor, scores: Sequence[Tensor], ks: "_Scalars", first: "AffineTransform"
+    where: BufferPlan, W: Tensor, scores: Sequence[Tensor], ks: "_Scalars", first: "AffineTransform"
 ) -> tuple[Tensor, ...]:
     R = where.whole(scores)
-    job = _Job(
-        where,
-        W,
-        move_together(where, scores) if R is None else R,
-        ks,
-        first.at,
-        first.surrogate,
-        # Merged networks, which nothing is learned from, may be kept for long.
-        kept_memory(first) if torch.is_grad_enabled() else None,
-    )
+    R = move_together(where, scores) if R is None else R
+    # Merged networks, which nothing is learned from, may be kept for long.
+    memory = reused_memory(first) if torch.is_grad_enabled() else None
+    job = _Job(where, W, R, ks, _number(first.at, R.dtype, R.device), first.surrogate, memory)
     made: tuple[Tensor, ...] = _FusedAffine.apply(job, len(scores), *scores, *ks.learned)  # type: ignore[no-untyped-call]
     return made
 
 
 @torch.no_grad()
-def _write(W: Tensor, words: Sequence[Tensor], K: Tensor, where: Plan, out: Tensor) -> None:
+def _write(W: Tensor, words: Sequence[Tensor], K: Tensor, where: BufferPlan, out: Tensor) -> None:
     """W~ of packed masks, which are moved together if they are not yet."""
-    packed = plan(tuple(w.numel() for w in words), BLOCK // WORD, W.device)
+    packed = plan_buffer(tuple(w.numel() for w in words), BLOCK // WORD, W.device)
     bits = packed.whole(words)
     if bits is None:
         bits = move_together(packed, words)
-    from_words_all(W, bits, K, where.owner, out)
+    _run(_from_words, W, bits, K, where.owner, out)
 
 
 @dataclass(frozen=True)
 class _Job:
     """One evaluation: buffers and scalars of all sites, and memory for what is made."""
 
-    where: Plan
+    where: BufferPlan
     W: Tensor
     R: Tensor
     ks: "_Scalars"
-    at: float
+    at: Tensor
     surrogate: Surrogate
-    memory: KeptMemory | None
+    memory: ReusedMemory | None
 
 
 class _FusedAffine(torch.autograd.Function):
@@ -208,7 +220,7 @@ class _FusedAffine(torch.autograd.Function):
         ctx.job, ctx.shapes = job, [k.shape for k in learned[sites:]]
         ctx.save_for_backward(*scores)
         made = job.where.buffer(torch.float32, job.memory)
-        forward_all(job.W, job.R, job.ks.matrix, job.where.owner, job.at, made)
+        _run(_forward, job.W, job.R, job.ks.matrix, job.where.owner, job.at, made)
         return tuple(job.where.pieces(made, scores))
 
     @staticmethod
@@ -219,7 +231,9 @@ class _FusedAffine(torch.autograd.Function):
         buffer = job.where.buffer(torch.float32, job.memory)  # W~ is not needed any more
         pieces = job.where.pieces(buffer, scores)
         torch._foreach_copy_(pieces, gradients)
-        dK = backward_all(buffer, job.W, job.R, job.ks.matrix, job.where.owner, job.at, job.surrogate).view(-1)
+        owner, K = job.where.owner, job.ks.matrix
+        sums = _run(_backward, buffer, job.W, job.R, K, owner, job.at, job.surrogate)
+        dK = torch.zeros_like(K).index_add_(0, owner, sums).view(-1)
         found = dK[job.ks.places].unbind() if job.ks.places else ()
         shaped = (dk.view(shape) for dk, shape in zip(found, ctx.shapes, strict=True))
         return (None, None, *pieces, *shaped)

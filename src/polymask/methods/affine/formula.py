@@ -1,37 +1,42 @@
-"""The affine map of a site's weights, its gradients, and what computes them: plain torch, or compiled.
+"""The paper's formula: what an affine mask makes of a site's weights; and kernels for one site, in plain torch.
 
-    W~ = k0 W + k1 1 + k2 M + k3 W∘M
+    W~ = k0 W + k1 1 + k2 M + k3 W∘M,        M = 1[R >= t]
 
-For one weight w it is a choice between two affine maps of it, k0 w + k1 and (k0 + k3) w + (k1 + k2):
-`affine` says just that, and is what the kernels are tested against.
+For one weight w it is a choice between two affine maps of it: k0 w + k1, and (k0 + k3) w + (k1 + k2) where the mask is
+on. With G = dE/dW~ the gradients are
 
-Eager kernels go over a block of weights at a time. Whole tensors would go through memory once for
-every operation, and into fresh pages each time; a block of them stays in the cache. `torch.where` is
-the slowest operation that there is here, so the mask is a number: (k0 + k3 M) W + (k1 + k2 M) gives
-the same bits for M in {0, 1}. Matrices are (rows, columns): a row for each set of scalars, so one
-where a layer shares them. The scalars are (rows, 1).
+    dk0 = <G, W>   dk1 = <G, 1>   dk2 = <G, M>   dk3 = <G, W∘M>
+    dR = h~'(R) (k2 + k3 W) G
 
-The choice of kernels is one setting for the whole process, since it is about the machine and not
-about a domain: "eager", the default, or "compiled". A run, its checkpoints and packs know nothing
-of it. The environment variable `POLYMASK_KERNELS` sets it for programs that do not, and for the
-processes they start.
+where h~ is the surrogate of the threshold. `affine` is the one statement of it: all kernels, of learned and of stored
+masks, are tested against it and what autograd makes of it.
+
+The kernels go over a block of weights at a time. Whole tensors would go through memory once for every operation, and
+into fresh pages each time; a block of them stays in the cache. Matrices are (rows, columns): a row for each set of
+scalars, so one where a layer shares them. The scalars are (rows, 1).
 """
 
-import logging
-import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polymask.core.bits import Surrogate, scale_by_surrogate
-from polymask.errors import PolymaskError
+from polymask.core.survey import learned_type
 
 BLOCK = 1 << 18  # weights for each thread
+
+
+def affine(
+    W: Tensor, M: Tensor, k0: Tensor | float, k1: Tensor | float, k2: Tensor | float, k3: Tensor | float
+) -> Tensor:
+    """(k0 + k3 M) W + (k1 + k2 M), in W's type; M is boolean, or zeros and ones that have a gradient."""
+    M = M.to(learned_type(W.dtype))
+    return ((k0 + k3 * M) * W + (k1 + k2 * M)).to(W.dtype)
 
 
 def forward(W: Tensor, R: Tensor, ks: Sequence[Tensor], at: float) -> Tensor:
@@ -52,11 +57,7 @@ def backward(
     wanted: Sequence[bool],
     dR: Tensor,
 ) -> list[Tensor | None]:
-    """The gradients of those scalars that are wanted, from G = dE/dW~; that of the scores in dR.
-
-    dR = h~'(R) (k2 + k3 W) G, and dk0 = <G, W>, dk1 = <G, 1>, dk2 = <G, M>, dk3 = <G, W∘M>.
-    dR may be G itself.
-    """
+    """The gradients of those scalars that are wanted, from G = dE/dW~; that of the scores in dR, which may be G."""
     sums: list[list[Tensor]] = [[], [], [], []]
     for g, w, r, target, *k in _blocks(G, W, R, dR, *ks):
         g = g.to(r.dtype)
@@ -144,61 +145,6 @@ def _octet_table(device: torch.device) -> Tensor:
     return bits.to(torch.uint8).view(torch.int64).view(-1)
 
 
-__all__ = ["KINDS", "Kind", "compiled_kernels", "set_kernels"]
-
-Kind = Literal["eager", "compiled"]
-KINDS: tuple[str, ...] = get_args(Kind)
-VARIABLE = "POLYMASK_KERNELS"
-LOG = logging.getLogger("polymask")
-
-_chosen: str | None = None
-
-
-def set_kernels(kind: str) -> str:
-    """Choose "eager" or "compiled" kernels; what is in use from now on.
-
-    "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first.
-    Where it does not work, a notice says so and the kernels are eager. Weights are the same to the
-    bit; gradients of compiled kernels differ in rounding. The base's weights are moved into one
-    buffer when they are first used, so a network that shared its memory with it no longer does.
-    """
-    global _chosen
-    if kind not in KINDS:
-        raise PolymaskError(f"kernels {kind!r} are not known; they are {' or '.join(KINDS)}")
-    if kind == "compiled" and (reason := _trouble()) is not None:
-        LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
-        kind = "eager"
-    _chosen = kind
-    return kind
-
-
-def compiled_kernels() -> bool:
-    """Whether compiled kernels are in use."""
-    if torch.compiler.is_compiling():  # on the whole network: it takes plain operations in
-        return False
-    if _chosen is None:
-        set_kernels(os.environ.get(VARIABLE) or "eager")
-    return _chosen == "compiled"
-
-
-@cache
-def _trouble() -> str | None:
-    """Why kernels cannot be compiled, in one line; None where they can."""
-    from polymask.methods.affine.compiled import forward_all
-
-    W, R, K, out = (
-        torch.ones(64, 1024),
-        torch.ones(64, 1024),
-        torch.ones(2, 4),
-        torch.ones(64, 1024),
-    )
-    try:
-        forward_all(W, R, K, torch.arange(64) // 32, 0.0, out)
-    except (RuntimeError, OSError) as error:  # of torch.compile, its compiler and its files
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return None
-
-
 class Matrices:
     """How tensors of one shape become (rows, columns), and back.
 
@@ -233,22 +179,8 @@ class Matrices:
         return torch.full((self.rows, 1), scalar, dtype=dtype, device=device)
 
 
-def affine(
-    W: Tensor,
-    M: Tensor,
-    k0: Tensor | float,
-    k1: Tensor | float,
-    k2: Tensor | float,
-    k3: Tensor | float,
-) -> Tensor:
-    """k0 W + k1 + k2 M + k3 W∘M, as the choice between two affine maps; in W's type."""
-    zeros = (W * k0).add_(k1)
-    ones = (W * (k0 + k3)).add_(k1 + k2)
-    return torch.where(M, ones, zeros).to(W.dtype)
-
-
 class AffineMask(torch.autograd.Function):
-    """`affine` of thresholded scores; keeps nothing for backward but its inputs."""
+    """The formula for thresholded scores; keeps nothing for backward but its inputs."""
 
     @staticmethod
     def forward(

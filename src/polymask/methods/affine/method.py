@@ -3,16 +3,10 @@
     W~ = k0 W + k1 1 + k2 M + k3 W∘M,        M = 1[R >= t]
 
 W is the base's weight, M the mask, R the scores, k0…k3 scalars of a layer or of an output channel.
-For one weight w it is a choice between two affine maps of it, k0 w + k1 and
-(k0 + k3) w + (k1 + k2). With G = dE/dW~ the gradients are
 
-    dk0 = <G, W>   dk1 = <G, 1>   dk2 = <G, M>   dk3 = <G, W∘M>
-    dR = h~'(R) (k2 + k3 W) G
-
-Facts that decide the presets: the paper draws R from U(1e-4, 2e-4) and thresholds at 0; k1, k2, k3
-start at 0 and k0 at 1, so a fresh domain is the base. Piggyback starts at 1e-2 and thresholds at
-5e-3. The paper's Piggyback* rows ("as a special case") come from code that starts at 1e-2 and
-thresholds at 0.
+Facts that decide the presets: the paper draws R from U(1e-4, 2e-4) and thresholds at 0; k1, k2, k3 start at 0 and k0 at
+1, so a fresh domain is the base. Piggyback starts at 1e-2 and thresholds at 5e-3. The paper's Piggyback* rows ("as a
+special case") come from code that starts at 1e-2 and thresholds at 0.
 """
 
 from collections.abc import Mapping
@@ -23,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from polymask.core.bits import SURROGATES, Surrogate, threshold
-from polymask.core.merge import release_memory
-from polymask.core.method import MaskTransform, Method, NormPolicy, Stored
+from polymask.core.bits import Surrogate, threshold
+from polymask.core.memory import release_memory
+from polymask.core.method import Method
+from polymask.core.parts import MaskTransform, NormPolicy, Stored
 from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.affine import formula as kernels
-from polymask.methods.affine.formula import AffineMask, Matrices, affine, compiled_kernels
+from polymask.methods.affine.compiled import compiled_kernels, fused_weights
+from polymask.methods.affine.formula import AffineMask, Matrices, affine, from_words
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -66,19 +61,16 @@ class Affine(Method):
     title: ClassVar[str] = "affine masks, and Piggyback"
     reference: ClassVar[str] = "arXiv 2103.13894, 1801.06519"
     differences: ClassVar[str] = (
-        "The authors' code fixes k0 = 1, draws scores from U(1e-5, 2e-5) and thresholds with >; "
-        "here, as in the paper, U(1e-4, 2e-4) and >=, and k0 is learned where no batch norm "
-        "follows. Under norms with the base's statistics (`shared`, `affine`) nothing undoes a "
-        "scale, and k0 of a layer before a batch norm is 1 nevertheless, unless `k0='learned'` is "
-        "asked for: packs of such domains keep no k0. Piggyback's code thresholds with > and "
-        "trains its head by Adam; it stores a byte a weight. The rows marked with a star follow "
-        "the authors' reimplementation: scores at 1e-2, threshold 0."
+        "The authors' code fixes k0 = 1, draws scores from U(1e-5, 2e-5) and thresholds with >; here, as in the paper, "
+        "U(1e-4, 2e-4) and >=, and k0 is learned where no batch norm follows. Under norms with the base's statistics "
+        "(`shared`, `affine`) nothing undoes a scale, and k0 of a layer before a batch norm is 1 nevertheless, unless "
+        "`k0='learned'` is asked for: packs of such domains keep no k0. Piggyback's code thresholds with > and trains "
+        "its head by Adam; it stores a byte a weight. The rows marked with a star follow the authors' "
+        "reimplementation: scores at 1e-2, threshold 0."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choice("per", ("layer", "channel"))
-        self.check_choice("surrogate", SURROGATES)
         self.check_interval("scores")
         if not isinstance(self.threshold, int | float):
             raise MethodError(f"threshold={self.threshold!r} must be a number")
@@ -96,7 +88,6 @@ class Affine(Method):
                 raise MethodError(f"{name}={value!r} must be a number or {' or '.join(words)}")
 
     def transform(self, site: Site) -> "AffineTransform":
-        """Scores for every weight of the site, and the scalars that are learned."""
         return AffineTransform(self, site)
 
     def at_rate(self, rate: float) -> "Affine":
@@ -105,15 +96,12 @@ class Affine(Method):
             return self
         low, high = (end - self.threshold for end in self.scores)
         factor = self.distance * rate / low
-        scaled = (self.threshold + factor * low, self.threshold + factor * high)
-        return replace(self, scores=scaled)
+        return replace(self, scores=(self.threshold + factor * low, self.threshold + factor * high))
 
     def together(self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
         """All sites in one operation, where compiled kernels are in use."""
         if not compiled_kernels():
             return {}
-        from polymask.methods.affine.compiled import fused_weights
-
         transforms = {n: cast(AffineTransform, t) for n, t in domain.named_transforms()}
         return fused_weights(base, transforms, out)
 
@@ -170,7 +158,7 @@ class AffineTransform(MaskTransform):
         shape = Matrices(out, self.scalar_shape)
         W = shape.matrix(base_weight.detach().contiguous())
         ks = [shape.column(k, self.dtype, out.device) for k in self.coefficients()]
-        kernels.from_words(W, words, ks, shape.matrix(out))
+        from_words(W, words, ks, shape.matrix(out))
         return out
 
     def mask_of(self, scores: Tensor) -> Tensor:
@@ -185,26 +173,17 @@ class AffineTransform(MaskTransform):
         return int(mask.numel() - mask.sum()) if self.starts_on else None
 
     def scalar_parameters(self) -> list[nn.Parameter]:
-        """Those of k0…k3 that are learned."""
         return [k for k in self.coefficients() if isinstance(k, nn.Parameter)]
 
     def scalars(self) -> dict[str, Tensor]:
         """k0…k3, fixed or learned, each of one number or one per output channel."""
-        return {
-            name: torch.as_tensor(k).detach().reshape(-1) for name, k in zip(NAMES, self.coefficients(), strict=True)
-        }
+        named = zip(NAMES, self.coefficients(), strict=True)
+        return {name: torch.as_tensor(k).detach().reshape(-1) for name, k in named}
 
     def stored(self) -> dict[str, Stored]:
-        """The mask's bits and the learned scalars."""
-        learned = {
-            name: k.detach().reshape(-1)
-            for name, k in zip(NAMES, self.coefficients(), strict=True)
-            if isinstance(k, Tensor)
-        }
-        return super().stored() | learned
+        return super().stored() | {name: k for name, k in self.scalars().items() if name not in self.fixed}
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Drop the scores and keep the bits."""
         super().restore(stored)
         for name, value in stored.items():
             if isinstance(value, Tensor):
