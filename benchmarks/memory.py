@@ -29,7 +29,7 @@ from cost.timing import markdown
 from torch import nn
 
 import polymask as pm
-from polymask.methods.affine.compiled import set_kernels
+from polymask.methods.affine.formula import set_kernels
 from polymask.nets.zoo import build
 
 GOAL = 9  # bytes a masked weight, over fine-tuning

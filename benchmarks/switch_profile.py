@@ -17,7 +17,7 @@ from cost.network import NETWORK, worn_domain
 
 import polymask as pm
 from polymask.core.merge import WorkingNetwork
-from polymask.methods.affine.compiled import set_kernels
+from polymask.methods.affine.formula import set_kernels
 
 SWITCHES, SHOWN = 20, 6
 

@@ -13,7 +13,7 @@ from cost.timing import Clock, ratios
 from torch import Tensor, nn
 
 import polymask as pm
-from polymask.methods.affine.compiled import set_kernels
+from polymask.methods.affine.formula import set_kernels
 from polymask.nets.zoo import build
 from polymask.train.learner import DomainLearner
 from polymask.train.recipe import get_recipe

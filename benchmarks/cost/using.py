@@ -15,7 +15,7 @@ from torch import nn
 import polymask as pm
 from polymask.core.merge import WorkingNetwork
 from polymask.library.cache import MergedCache
-from polymask.methods.affine.compiled import set_kernels
+from polymask.methods.affine.formula import set_kernels
 from polymask.nets.zoo import build
 
 KINDS = ("compiled", "eager")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from polymask.library.model import DomainModel, MultiDomainModel
-    from polymask.methods.affine.compiled import set_kernels
+    from polymask.methods.affine.formula import set_kernels
     from polymask.nets.torchvision_guard import import_torchvision
     from polymask.nets.zoo import load_base
     from polymask.pack.format import inspect
@@ -68,7 +68,7 @@ _HOME = {
     "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError FileError HubError "
     "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
     "library.model": "DomainModel MultiDomainModel",
-    "methods.affine.compiled": "set_kernels",
+    "methods.affine.formula": "set_kernels",
     "nets.torchvision_guard": "import_torchvision",
     "nets.zoo": "load_base",
     "pack.format": "inspect",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nets import batch, logits, tiny_base, trained
-from polymask.core.memory import BLOCK
+from polymask.core.merge import BLOCK
 from polymask.core.network import named_tensors
 from polymask.library.cache import MergedCache
 from polymask.train.predict import network

@@ -92,7 +92,7 @@ class TrainingVerb(Verb):
         """What the file says of itself."""
 
     def run(self) -> dict[str, Any]:
-        from polymask.core.memory import keep_freed_memory
+        from polymask.core.merge import keep_freed_memory
         from polymask.data.load import load_data
 
         keep_freed_memory()
@@ -220,7 +220,7 @@ class Learn(TrainingVerb, BaseVerb):
         return recipe.changed(text.recipe_fields)
 
     def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
-        from polymask.methods.affine.compiled import set_kernels
+        from polymask.methods.affine.formula import set_kernels
         from polymask.train.learn import learn
         from polymask.train.recipe import method_by, read_method
 
@@ -289,7 +289,7 @@ class Demo(Verb):
     def run(self) -> dict[str, Any]:
         from polymask.cli.demo import headline, run_demo
         from polymask.cli.progress import LiveBar, error_console
-        from polymask.core.memory import keep_freed_memory
+        from polymask.core.merge import keep_freed_memory
 
         keep_freed_memory()
         console = error_console()

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from polymask.core.base import Base
-from polymask.core.memory import give_back_freed_memory
+from polymask.core.merge import give_back_freed_memory
 from polymask.core.network import structural_copy, tensor_of
 from polymask.library.cache import MergedCache
 from polymask.serve.batcher import Batcher

@@ -2,19 +2,19 @@
 
 import pytest
 
-from polymask.methods.affine import compiled
+from polymask.methods.affine import compiled, formula
 
 
 @pytest.fixture(autouse=True)
 def kernels_as_they_were(monkeypatch):
-    monkeypatch.setattr(compiled, "_chosen", "eager")
+    monkeypatch.setattr(formula, "_chosen", "eager")
 
 
 @pytest.fixture
 def fused(monkeypatch):
     """Turns the fused transform on: called, it makes what follows use it."""
     monkeypatch.setattr(compiled, "_run", lambda function, *inputs: function(*inputs))
-    return lambda: monkeypatch.setattr(compiled, "_chosen", "compiled")
+    return lambda: monkeypatch.setattr(formula, "_chosen", "compiled")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import polymask as pm
-from polymask.methods.affine import compiled
+from polymask.methods.affine import compiled, formula
 
 
 def test_kernels_that_cannot_be_compiled_are_eager_with_one_line(monkeypatch, caplog):
@@ -15,12 +15,12 @@ def test_kernels_that_cannot_be_compiled_are_eager_with_one_line(monkeypatch, ca
         raise RuntimeError("no C++ compiler was found\nand more lines")
 
     monkeypatch.setattr(compiled, "_run", fail)
-    compiled._trouble.cache_clear()
+    formula._trouble.cache_clear()
     with caplog.at_level(logging.WARNING, "polymask"):
         assert pm.set_kernels("compiled") == "eager"
-    compiled._trouble.cache_clear()
+    formula._trouble.cache_clear()
     assert caplog.messages == ["kernels cannot be compiled here (no C++ compiler was found); eager ones are used"]
-    assert not compiled.compiled_kernels()
+    assert not formula.compiled_kernels()
 
 
 def test_kernels_of_another_kind_are_refused():
@@ -29,10 +29,10 @@ def test_kernels_of_another_kind_are_refused():
 
 
 def test_the_environment_chooses_where_nothing_else_does(monkeypatch):
-    monkeypatch.setattr(compiled, "_chosen", None)
-    monkeypatch.setattr(compiled, "_trouble", lambda: None)
+    monkeypatch.setattr(formula, "_chosen", None)
+    monkeypatch.setattr(formula, "_trouble", lambda: None)
     monkeypatch.setenv("POLYMASK_KERNELS", "compiled")
-    assert compiled.compiled_kernels()
+    assert formula.compiled_kernels()
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import polymask as pm
 from nets import batch, logits, tiny_base, tiny_net, train, trained
-from polymask.core.memory import ReusedMemory, reused_memory
-from polymask.core.merge import WorkingNetwork
+from polymask.core.merge import ReusedMemory, WorkingNetwork, reused_memory
 from polymask.train.state import load_checkpoint, save_checkpoint
 from short_training import fresh
 

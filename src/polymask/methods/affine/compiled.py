@@ -4,14 +4,8 @@ Base weights W, scores R and packed masks of a domain lie in one buffer (blocks,
 site each: `owner` (blocks,) says to which, and K (sites, 4) has the scalars. The parameters are views of the buffer;
 the first use moves them there. W~ has a buffer too, and once the convolutions' gradients are there, those of the scores
 are made in the same memory. Values are those of eager kernels to the bit; gradients differ in rounding.
-
-The choice of kernels is one setting for the whole process, since it is about the machine and not about a domain:
-"eager", the default, or "compiled". A run, its checkpoints and packs do not depend on it. The environment variable
-`POLYMASK_KERNELS` sets it for programs that do not, and for the processes they start.
 """
 
-import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polymask.core.bits import WORD, Surrogate, scale_by_surrogate, threshold
-from polymask.core.memory import (
+from polymask.core.merge import (
     BLOCK,
     BufferPlan,
     ReusedMemory,
@@ -31,56 +25,11 @@ from polymask.core.memory import (
     plan_buffer,
     reused_memory,
 )
-from polymask.errors import PolymaskError
 from polymask.methods.affine.formula import affine
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
     from polymask.methods.affine.method import AffineTransform
-
-KINDS = ("eager", "compiled")
-VARIABLE = "POLYMASK_KERNELS"
-LOG = logging.getLogger("polymask")
-
-_chosen: str | None = None
-
-
-def set_kernels(kind: str) -> str:
-    """Choose "eager" or "compiled" kernels; what is in use from now on.
-
-    "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first. Where it does not work,
-    a notice says so and the kernels are eager. Weights are the same to the bit; gradients of compiled kernels differ in
-    rounding. The base's weights are moved into one buffer when they are first used, so a network that shared its memory
-    with it no longer does.
-    """
-    global _chosen
-    if kind not in KINDS:
-        raise PolymaskError(f"kernels {kind!r} are not known; they are {' or '.join(KINDS)}")
-    if kind == "compiled" and (reason := _trouble()) is not None:
-        LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
-        kind = "eager"
-    _chosen = kind
-    return kind
-
-
-def compiled_kernels() -> bool:
-    """Whether compiled kernels are in use."""
-    if torch.compiler.is_compiling():  # on the whole network: it takes plain operations in
-        return False
-    if _chosen is None:
-        set_kernels(os.environ.get(VARIABLE) or "eager")
-    return _chosen == "compiled"
-
-
-@cache
-def _trouble() -> str | None:
-    """Why kernels cannot be compiled, in one line; None where they can."""
-    W, R, out = (torch.ones(64, 1024) for _ in range(3))
-    try:
-        _run(_forward, W, R, torch.ones(2, 4), torch.arange(64) // 32, torch.tensor(0.0), out)
-    except (RuntimeError, OSError) as error:  # of torch.compile, its compiler and its files
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return None
 
 
 def _forward(W: Tensor, R: Tensor, K: Tensor, owner: Tensor, at: Tensor, out: Tensor) -> None:
@@ -103,6 +52,12 @@ def _from_words(W: Tensor, words: Tensor, K: Tensor, owner: Tensor, out: Tensor)
     M = ((words.unsqueeze(2) >> places) & 1).bool()
     ks = K[owner].unsqueeze(2).unsqueeze(3).unbind(1)
     out.copy_(affine(W.view(M.shape), M, *ks).view(W.shape))
+
+
+def try_kernel() -> None:
+    """Compile one kernel, and run it; raises where that does not work."""
+    W, R, out = (torch.ones(64, 1024) for _ in range(3))
+    _run(_forward, W, R, torch.ones(2, 4), torch.arange(64) // 32, torch.tensor(0.0), out)
 
 
 def _run(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The paper's formula: what an affine mask makes of a site's weights; and kernels for one site, in plain torch.
+"""The paper's formula: what an affine mask makes of a site's weights; and the kernels that compute it.
 
     W~ = k0 W + k1 1 + k2 M + k3 W∘M,        M = 1[R >= t]
 
@@ -11,11 +11,18 @@ on. With G = dE/dW~ the gradients are
 where h~ is the surrogate of the threshold. `affine` is the one statement of it: all kernels, of learned and of stored
 masks, are tested against it and what autograd makes of it.
 
-The kernels go over a block of weights at a time. Whole tensors would go through memory once for every operation, and
-into fresh pages each time; a block of them stays in the cache. Matrices are (rows, columns): a row for each set of
-scalars, so one where a layer shares them. The scalars are (rows, 1).
+The kernels for one site, here, go over a block of weights at a time. Whole tensors would go through memory once for
+every operation, and into fresh pages each time; a block of them stays in the cache. Matrices are (rows, columns): a row
+for each set of scalars, so one where a layer shares them. The scalars are (rows, 1). Those for all sites at once are in
+`compiled`.
+
+The choice of kernels is one setting for the whole process, since it is about the machine and not about a domain:
+"eager", the default, or "compiled". A run, its checkpoints and packs do not depend on it. The environment variable
+`POLYMASK_KERNELS` sets it for programs that do not, and for the processes they start.
 """
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from math import prod
@@ -27,6 +34,7 @@ from torch.autograd.function import once_differentiable
 
 from polymask.core.bits import Surrogate, scale_by_surrogate
 from polymask.core.survey import learned_type
+from polymask.errors import PolymaskError
 
 BLOCK = 1 << 18  # weights for each thread
 
@@ -227,3 +235,49 @@ def _scalar_shape(ks: Sequence[Tensor | float], dimensions: int) -> tuple[int, .
     """The shape of the scalars that are learned; one number where none is."""
     shapes = [tuple(k.shape) for k in ks if isinstance(k, Tensor) and k.numel() > 1]
     return shapes[0] if shapes else (1,) * dimensions
+
+
+KINDS = ("eager", "compiled")
+VARIABLE = "POLYMASK_KERNELS"
+LOG = logging.getLogger("polymask")
+
+_chosen: str | None = None
+
+
+def set_kernels(kind: str) -> str:
+    """Choose "eager" or "compiled" kernels; what is in use from now on.
+
+    "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first. Where it does not work,
+    a notice says so and the kernels are eager. Weights are the same to the bit; gradients of compiled kernels differ in
+    rounding. The base's weights are moved into one buffer when they are first used, so a network that shared its memory
+    with it no longer does.
+    """
+    global _chosen
+    if kind not in KINDS:
+        raise PolymaskError(f"kernels {kind!r} are not known; they are {' or '.join(KINDS)}")
+    if kind == "compiled" and (reason := _trouble()) is not None:
+        LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
+        kind = "eager"
+    _chosen = kind
+    return kind
+
+
+def compiled_kernels() -> bool:
+    """Whether compiled kernels are in use."""
+    if torch.compiler.is_compiling():  # on the whole network: it takes plain operations in
+        return False
+    if _chosen is None:
+        set_kernels(os.environ.get(VARIABLE) or "eager")
+    return _chosen == "compiled"
+
+
+@cache
+def _trouble() -> str | None:
+    """Why kernels cannot be compiled, in one line; None where they can."""
+    from polymask.methods.affine.compiled import try_kernel
+
+    try:
+        try_kernel()
+    except (RuntimeError, OSError) as error:  # of torch.compile, its compiler and its files
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return None

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from polymask.core.bits import Surrogate, threshold
-from polymask.core.memory import release_memory
+from polymask.core.merge import release_memory
 from polymask.core.method import Method
 from polymask.core.parts import MaskTransform, NormPolicy, Stored
 from polymask.core.survey import Site
 from polymask.errors import MethodError
-from polymask.methods.affine.compiled import compiled_kernels, fused_weights
-from polymask.methods.affine.formula import AffineMask, Matrices, affine, from_words
+from polymask.methods.affine.compiled import fused_weights
+from polymask.methods.affine.formula import AffineMask, Matrices, affine, compiled_kernels, from_words
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
