@@ -131,7 +131,7 @@ def test_merged_networks_of_two_domains_are_independent(model):
         assert torch.equal(second(images), model(images, domain="b"))
 
 
-def test_adding_the_thousandth_domain_does_the_work_of_the_first(monkeypatch):
+def test_adding_the_hundredth_domain_does_the_work_of_the_first(monkeypatch):
     """Counted, not timed: tensors hashed, packed and copied per `add` stay the same."""
     base = tiny_base()
     domain = trained(base)
@@ -142,9 +142,8 @@ def test_adding_the_thousandth_domain_does_the_work_of_the_first(monkeypatch):
     monkeypatch.setattr(pm.Domain, "frozen", lambda d: calls.append("frozen") or frozen(d))
     monkeypatch.setattr(pm.Domain, "stored", lambda d: calls.append("stored") or stored(d))
     work = []
-    for i in range(1000):
+    for i in range(100):
         calls.clear()
         model.add(f"d{i}", domain)
         work.append(tuple(calls))
-    assert work[0] == work[999]
     assert len(set(work)) == 1

@@ -131,18 +131,18 @@ def corruptions(data: bytes, count: int):
         yield bytes(damaged)
 
 
-def test_two_thousand_corruptions_raise_or_give_exactly_what_was_saved(base, domain, pack, tmp_path):
+def test_corruptions_of_every_kind_raise_or_give_exactly_what_was_saved(base, domain, pack, tmp_path):
     data = pack.read_bytes()
     path = tmp_path / "damaged.safetensors"
     raised = 0
-    for damaged in corruptions(data, 2000):
+    for damaged in corruptions(data, 800):
         path.write_bytes(damaged)
         loaded = None
         with contextlib.suppress(pm.PackError):
             loaded = pm.load_domain(path, base)
         raised += loaded is None
         assert loaded is None or same(loaded, domain)
-    assert raised > 1700  # some damage is none: a digit replaced by itself, equal stretches swapped
+    assert raised > 680  # some damage is none: a digit replaced by itself, equal stretches swapped
 
 
 def altered(pack, path, *, manifest=(), tensors=()):

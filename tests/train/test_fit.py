@@ -56,9 +56,15 @@ def test_equal_seeds_give_equal_domains_and_others_do_not():
     assert not same(domains[0], domains[2])  # dropout draws other numbers
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("place", [(0, 1), (0, 4), (1, 2), (2, 3)])
-@pytest.mark.parametrize("head", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("place", "number", "head"),
+    [
+        ((0, 1), signal.SIGINT, "sgd"),
+        ((0, 4), signal.SIGTERM, "adam"),
+        ((1, 2), signal.SIGTERM, "sgd"),
+        ((2, 3), signal.SIGINT, "adam"),
+    ],
+)
 def test_a_stopped_run_resumes_to_the_bit(tmp_path, place, number, head):
     handler = signal.getsignal(number)  # whatever started the tests may ignore Ctrl-C
     base = tiny_base()
@@ -175,7 +181,7 @@ def test_selection_on_val_needs_val():
         fit(base, fresh(base), TRAIN, None, RECIPE)
 
 
-def test_statistics_are_estimated_anew_at_the_end_where_the_method_says_so():
+def test_statistics_are_estimated_again_at_the_end_where_the_method_says_so():
     base = tiny_base()
     domains = []
     for again in (False, True):

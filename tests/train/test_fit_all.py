@@ -89,22 +89,19 @@ def test_what_was_learned_otherwise_is_not_taken_for_done(tmp_path):
         fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path, resume=True, seed=1)
 
 
+CUTS = [
+    ("affine-full", 14),  # the second domain
+    ("pa-svd", 13),  # the factors of the first
+    ("packnet", 10),  # the first, pruned
+    ("series-adapter-joint", 9),
+    ("progressive", 14),
+    ("ewc", 14),
+]
+LIKE_THESE = [("affine-full", 3), ("packnet", 15), ("mtan", 5), ("spottune", 5), ("lwf", 14), ("ba2-50", 5)]
+
+
 @pytest.mark.parametrize(
-    ("method", "steps"),
-    [
-        ("affine-full", 3),
-        ("affine-full", 14),  # the second domain
-        ("pa-svd", 13),  # the factors of the first
-        ("packnet", 10),  # the first, pruned
-        ("packnet", 15),
-        ("series-adapter-joint", 9),
-        ("mtan", 5),
-        ("spottune", 5),
-        ("progressive", 14),
-        ("lwf", 14),
-        ("ba2-50", 5),
-        ("ewc", 14),
-    ],
+    ("method", "steps"), [*CUTS, *(pytest.param(*cut, marks=pytest.mark.slow) for cut in LIKE_THESE)]
 )
 def test_a_sequence_that_was_cut_ends_as_one_that_was_not(method, steps, tmp_path):
     base = block_base()

@@ -19,7 +19,7 @@ from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform, train_transform
 from polymask.train.ranked_steps import SyncNorms, combine_statistics
-from polymask.train.ranks import Ranks, Shard, describe, join_ranks, time_for_last_words
+from polymask.train.ranks import Ranks, Shard, describe, ignore_sigterm_once_lost, join_ranks
 from train_in_ranks import Noisy
 
 SPEC = pm.InputSpec((3, 16, 16))
@@ -220,10 +220,10 @@ def test_who_has_lost_another_process_has_time_to_say_so():
     before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     ours = signal.getsignal(signal.SIGTERM)
     try:
-        with time_for_last_words(ranks):
+        with ignore_sigterm_once_lost(ranks):
             os.kill(os.getpid(), signal.SIGTERM)  # nobody is lost: as ever
         assert (asked, signal.getsignal(signal.SIGTERM)) == ([signal.SIGTERM], ours)
-        with time_for_last_words(ranks):
+        with ignore_sigterm_once_lost(ranks):
             ranks.lost = True
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked == [signal.SIGTERM]

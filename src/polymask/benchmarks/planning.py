@@ -221,7 +221,7 @@ def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol, cache:
             f"{getattr(base.head, 'out_features', 'another form')}; take that folder out of the "
             "data, or give the base that was trained on it"
         )
-    return accuracy(own_network(base), eval_loader(base, data, data.test, protocol, cache), base)
+    return accuracy(own_network(base), eval_loader(base, data, data.test, protocol, cache), base.placed)
 
 
 def _earlier(out: Path) -> Plan | None:

@@ -1,11 +1,9 @@
 """Down the gradient: what learns by which optimiser, at which rate and decay; and a quicker gradient.
 
-Depthwise convolutions on small maps: the gradient of their weights, tap by tap.
-
-On a CPU, torch has no kernel of its own for this gradient where the output is smaller than the
-kernel, 5 × 5 taps over 4 × 4 places, say: it multiplies a matrix for each channel, which takes ten
-times as long as all else in the layer. Networks such as EfficientNet have these layers wherever
-images are small. One tap needs one product and one sum:
+The quicker gradient is that of depthwise convolutions on small maps. On a CPU, torch has no kernel
+for it where the output is smaller than the kernel, 5 × 5 taps over 4 × 4 places, say: it multiplies
+a matrix for each channel, which takes ten times as long as all else in the layer. Networks such as
+EfficientNet have these layers wherever images are small. Tap by tap it is one product and one sum:
 
     dw[c, i, j] = Σ g[n, c, y, x] in[n, c, s y + d i - p, s x + d j - p]
 
@@ -30,6 +28,9 @@ from polymask.errors import TrainingError
 from polymask.train.recipe import Optimiser, Recipe
 
 Pair = tuple[int, int]
+DecayPull = tuple[nn.Parameter, Tensor, float]  # a parameter, what its decay must add, the decay
+FUSING = ("cpu", "cuda", "mps", "xpu")  # devices with fused optimisers
+FUSED_TYPES = (torch.float32, torch.float64)  # in half precision, torch's SGD on CPUs does nothing
 
 
 def has_depthwise(net: nn.Module) -> bool:
@@ -40,16 +41,8 @@ def has_depthwise(net: nn.Module) -> bool:
 class TapByTap(TorchFunctionMode):
     """While it is on, depthwise convolutions that gain by it get this module's gradient."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.conv2d:
-            return conv2d(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (conv2d if func is torch.conv2d else func)(*args, **(kwargs or {}))
 
 
 def conv2d(
@@ -62,20 +55,15 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """`torch.conv2d`, and its gradient tap by tap where that is quicker."""
-    if groups == 1 or isinstance(padding, str) or not _is_slow(input, weight, groups):
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    steps, edges, gaps = _pair(stride), _pair(padding), _pair(dilation)
-    sizes = zip(input.shape[2:], weight.shape[2:], steps, edges, gaps, strict=True)
-    if all((size + 2 * p - d * (k - 1) - 1) // s + 1 >= k for size, k, s, p, d in sizes):
-        return torch.conv2d(input, weight, bias, steps, edges, gaps, groups)
-    return cast(Tensor, _Depthwise.apply(input, weight, bias, steps, edges, gaps))  # type: ignore[no-untyped-call]
-
-
-def _is_slow(input: Tensor, weight: Tensor, groups: int) -> bool:
-    depthwise = groups == weight.shape[0] and weight.shape[1] == 1 and input.ndim == 4
+    depthwise = 1 < groups == weight.shape[0] and weight.shape[1] == 1 and input.ndim == 4
     plain = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
-    learns = torch.is_grad_enabled() and weight.requires_grad
-    return depthwise and plain and learns and not torch.is_autocast_enabled("cpu")
+    learns = torch.is_grad_enabled() and weight.requires_grad and not torch.is_autocast_enabled("cpu")
+    if depthwise and plain and learns and not isinstance(padding, str):
+        steps, edges, gaps = _pair(stride), _pair(padding), _pair(dilation)
+        sizes = zip(input.shape[2:], weight.shape[2:], steps, edges, gaps, strict=True)
+        if any((size + 2 * p - d * (k - 1) - 1) // s + 1 < k for size, k, s, p, d in sizes):
+            return cast(Tensor, _Depthwise.apply(input, weight, bias, steps, edges, gaps))  # type: ignore[no-untyped-call]
+    return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
 class _Depthwise(torch.autograd.Function):
@@ -111,11 +99,11 @@ def weight_gradient(
     """dE/dweight (C, 1, kh, kw) of `shape`, from dE/doutput (N, C, …) and the input (N, C, …)."""
     channels, _, height, width = shape
     G, X = (t.permute(0, 2, 3, 1).contiguous() for t in (gradient, input))
-    rows = [_overlap(i, G, X, 1, stride[0], padding[0], dilation[0]) for i in range(height)]
-    columns = [_overlap(j, G, X, 2, stride[1], padding[1], dilation[1]) for j in range(width)]
+    down = [_overlap(i, G, X, 1, stride[0], padding[0], dilation[0]) for i in range(height)]
+    across = [_overlap(j, G, X, 2, stride[1], padding[1], dilation[1]) for j in range(width)]
     found = torch.zeros(height, width, channels)
-    for i, (g_rows, x_rows) in enumerate(rows):
-        for j, (g_columns, x_columns) in enumerate(columns):
+    for i, (g_rows, x_rows) in enumerate(down):
+        for j, (g_columns, x_columns) in enumerate(across):
             products = G[:, g_rows, g_columns] * X[:, x_rows, x_columns]
             torch.sum(products.view(-1, channels), 0, out=found[i, j])
     return found.permute(2, 0, 1).unsqueeze(1)
@@ -132,28 +120,17 @@ def _overlap(tap: int, G: Tensor, X: Tensor, dim: int, stride: int, padding: int
 
 
 def _pair(value: int | Sequence[int]) -> Pair:
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[-1])
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
-FUSING = ("cpu", "cuda", "mps", "xpu")  # devices with fused optimisers
-
-
-FUSED_TYPES = (torch.float32, torch.float64)  # in half precision, torch's SGD on CPUs does nothing
-
-
-Pull = tuple[nn.Parameter, Tensor, float]
-
-
-def decay_pulls(base: Base, domain: Domain, recipe: Recipe) -> list[Pull]:
+def decay_pulls(base: Base, domain: Domain, recipe: Recipe) -> list[DecayPull]:
     """What decay adds to the gradients of changes of whole weights.
 
     Optimisers add decay times the change D; for W~ = W + D to decay, decay times W is missing.
     """
     if not recipe.weight_decay:
         return []
-    found: list[Pull] = []
+    found: list[DecayPull] = []
     for name, transform in domain.named_transforms():
         site = domain.sites[name]
         bias = base.tensor(site.bias) if site.has_bias else None
@@ -163,7 +140,7 @@ def decay_pulls(base: Base, domain: Domain, recipe: Recipe) -> list[Pull]:
     return found
 
 
-def descend(loss: Tensor, optimisers: Iterable[Optimizer], pulls: Iterable[Pull] = ()) -> float:
+def descend(loss: Tensor, optimisers: Iterable[Optimizer], pulls: Iterable[DecayPull] = ()) -> float:
     """One step down the gradient of `loss`, unless it is not finite; the loss as a number."""
     value = loss.item()
     if not math.isfinite(value):
@@ -194,8 +171,7 @@ def learned_by(domains: Sequence[Domain], objectives: Sequence[Objective | None]
             groups["head"] |= {id(p): p for p in objective.parameters()}
         for _, part in domain.named_parts():
             for name, some in (("scores", part.score_parameters()), ("scalars", part.scalar_parameters())):
-                taken = {id(p): groups["transforms"].pop(id(p)) for p in some if p.requires_grad}
-                groups[name] |= taken
+                groups[name] |= {id(p): groups["transforms"].pop(id(p)) for p in some if p.requires_grad}
     return {name: list(parameters.values()) for name, parameters in groups.items()}
 
 
@@ -245,9 +221,8 @@ def rates_of(recipe: Recipe) -> dict[str, float]:
 
 
 def set_rates(optimisers: dict[str, Optimizer], recipe: Recipe, epoch: float, *, head_only: bool = False) -> None:
-    """The recipe's rates at this point of training; none but the head's where that goes first."""
+    """The recipe's rates at this point of training; only the head's where that goes first."""
     rates = rates_of(recipe)
     for name, optimiser in optimisers.items():
-        rests = head_only and name != "head"
         for group in optimiser.param_groups:
-            group["lr"] = 0.0 if rests else rates[name] * recipe.factor(epoch)
+            group["lr"] = 0.0 if head_only and name != "head" else rates[name] * recipe.factor(epoch)

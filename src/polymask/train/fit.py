@@ -7,21 +7,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.method import Method
 from polymask.core.parts import Objective
 from polymask.core.registry import create_method
-from polymask.errors import InterruptedTraining, LostProcess, NotFinite, TrainingError
-from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed
+from polymask.errors import LostProcess, NotFinite, TrainingError
+from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
 from polymask.train.predict import Batches
 from polymask.train.recipe import Recipe, get_recipe
 from polymask.train.state import Run, copied, domain_identity
@@ -45,7 +44,7 @@ class Listener:
         """One epoch is done."""
 
     def end(self) -> None:
-        """Training is over, for whatever reason."""
+        """Training is over, or was cut."""
 
 
 class Together(Listener):
@@ -78,7 +77,7 @@ class Session:
         self.train, self.stop = train, stop
 
     def learner(self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None) -> DomainLearner:
-        """What learns by these steps."""
+        """What the loop drives."""
         return DomainLearner(base, domain, recipe, objective)
 
 
@@ -105,28 +104,22 @@ def fit(
     require_val(recipe, val)
     listener = listener or Listener()
     torch.manual_seed(seed)
-    run = Run(domain_identity(domain, recipe, seed))
-    if resume and checkpoint is not None and checkpoint.exists():
-        saved = run.load(checkpoint)
+    run = Run(domain_identity(domain, recipe, seed), checkpoint, resume=resume)
+    if run.saved is not None:
         if run.stage:
-            method = create_method(domain.method.name, **saved["options"])
-            domain.become(domain.rebuilt(base, method))
-        domain.load_state_dict(saved["domain"])
-
-    def images() -> Iterator[tuple[Tensor, Tensor]]:
-        for batch, labels in train.batches(0):
-            yield placed(batch, labels, base, recipe)
-
+            domain.become(domain.rebuilt(base, create_method(domain.method.name, **run.saved["options"])))
+        domain.load_state_dict(run.saved["domain"])
+    images = partial(placed_batches, train, base, recipe)
     with stop_signals() as stop:
-        session = Session(train, stop)
-        if ranks is not None:
-            session = ranks.session(train, val, run, stop)
+        session = Session(train, stop) if ranks is None else ranks.session(train, val, run, stop)
         while True:
             with seeded(seed):
                 objective = domain.method.objective(base, domain, images)
-            stage = stage_recipe(recipe, domain.method, run.stage)
+            stages = domain.method.stages  # what a method adds beyond them is like the last
+            before = sum(earlier.share for earlier in stages[: run.stage])
+            stage = recipe.stage(before, *stages[min(run.stage, len(stages) - 1)])
             learner = session.learner(base, domain, stage, objective)
-            run_epochs(learner, session.train, val, run, listener, session.stop, checkpoint)
+            run_epochs(learner, session.train, val, run, listener, session.stop)
             domain.restore(run.best or copied(domain.stored()))
             with seeded(seed):
                 following = domain.method.next_stage(base, domain, images)
@@ -160,29 +153,19 @@ def fit_joint(
         require_val(recipe, val)
     rounds = Rounds(trains)
     each = [domain_identity(domain, recipe, seed) for domain in domains]
-    run = Run({"number of rounds": rounds.rounds, "domains": each})
-    if resume and checkpoint is not None and checkpoint.exists():
-        run.load(checkpoint)
+    run = Run({"number of rounds": rounds.rounds, "domains": each}, checkpoint, resume=resume)
     torch.manual_seed(seed)
     with seeded(seed):
         learner = JointLearner(base, domains, rounds, vals, recipe)
     val = next((val for val in vals if val is not None), None)
     with stop_signals() as stop:
-        run_epochs(learner, rounds, val, run, listener or Listener(), stop, checkpoint)
+        run_epochs(learner, rounds, val, run, listener or Listener(), stop)
     learner.restore(run.best or copied(learner.stored()))
     if val is None:
         for domain, train in zip(domains, trains, strict=True):
             if domain.method.norm_reestimate:
-                batches = (placed(*batch, base, recipe)[0] for batch in train.batches(0))
-                domain.reestimate_norms(base, batches)
+                domain.reestimate_norms(base, (batch for batch, _ in placed_batches(train, base, recipe)))
     return learner.histories
-
-
-def stage_recipe(recipe: Recipe, method: Method, stage: int) -> Recipe:
-    """The recipe of one of a method's stages; what a method adds beyond them is like the last."""
-    stages = method.stages
-    before = sum(earlier.share for earlier in stages[:stage])
-    return recipe.stage(before, *stages[min(stage, len(stages) - 1)])
 
 
 def require_val(recipe: Recipe, val: Batches | None) -> None:
@@ -191,15 +174,7 @@ def require_val(recipe: Recipe, val: Batches | None) -> None:
         raise TrainingError("selection='best' needs val; give it, or set selection='last'")
 
 
-def run_epochs(
-    learner: Learner,
-    train: Batches,
-    val: Batches | None,
-    run: Run,
-    listener: Listener,
-    stop: Stop,
-    checkpoint: Path | None,
-) -> None:
+def run_epochs(learner: Learner, train: Batches, val: Batches | None, run: Run, listener: Listener, stop: Stop) -> None:
     """All epochs of a stage that are still to come, each with validation and a checkpoint."""
     recipe = learner.recipe
     run.restart(learner)
@@ -210,17 +185,16 @@ def run_epochs(
             _train_epoch(learner, train, run, listener, stop)
             learner.end_epoch()
             if stop.is_set():
-                _interrupt(checkpoint, run, learner, "training was asked to stop")
+                run.interrupt(learner, "training was asked to stop")
             accuracy = None
             if val is not None:
                 learner.settle(train, before + run.epoch)
                 accuracy = learner.measure(val)
             run.finish_epoch(learner, accuracy)
             listener.epoch(run.history[-1], time.perf_counter() - run.began)
-            if checkpoint is not None:
-                run.save(checkpoint, learner)
+            run.save(learner)
     except LostProcess as lost:
-        _interrupt(checkpoint, run, learner, str(lost))
+        run.interrupt(learner, str(lost))
     finally:
         listener.end()
 
@@ -234,7 +208,6 @@ def _train_epoch(learner: Learner, train: Batches, run: Run, listener: Listener,
     for images, labels in train.batches(epoch, run.step):
         if stop.is_set():
             return
-        images, labels = learner.placed(images, labels)
         found = learner.step(images, labels, run.epoch + run.step / steps)
         if not math.isfinite(found.loss):
             raise NotFinite(
@@ -243,8 +216,7 @@ def _train_epoch(learner: Learner, train: Batches, run: Run, listener: Listener,
             )
         run.step += 1
         run.add(found)
-        often = run.step % 10 == 0 or run.step == steps
-        density = learner.density() if often else None
+        density = learner.density() if run.step % 10 == 0 or run.step == steps else None
         listener.step(epoch, run.step, found.loss, found.images, density)
 
 
@@ -254,13 +226,6 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
-
-
-def _interrupt(checkpoint: Path | None, run: Run, learner: Learner, why: str) -> None:
-    if checkpoint is None:
-        raise InterruptedTraining(f"{why}; it had no checkpoint to save to")
-    run.save(checkpoint, learner)
-    raise InterruptedTraining(f"{why} and saved {checkpoint}; go on with --resume")
 
 
 @contextmanager
@@ -297,13 +262,7 @@ class EpochLog(Listener):
         self._write({"event": "begin", "epoch": epoch, "steps": steps} | self.header)
 
     def epoch(self, record: EpochRecord, seconds: float) -> None:
-        numbers = {
-            "epoch": record.epoch,
-            "loss": record.loss,
-            "train_accuracy": record.train_accuracy,
-            "val_accuracy": record.val_accuracy,
-        }
-        self._write({"event": "epoch", "seconds": round(seconds, 3)} | numbers)
+        self._write({"event": "epoch", "seconds": round(seconds, 3)} | asdict(record))
 
     def end(self) -> None:
         if self.file is not None:

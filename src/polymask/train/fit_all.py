@@ -28,11 +28,12 @@ from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import plain
 
 _BATCHES = 4  # of each domain, for the agreement
+_OWN = "own"  # the base's own domain, among files
 
 
 @dataclass(frozen=True)
 class BaseAfter:
-    """What became of a base, and of its own classifier, in percent.
+    """How far a base was moved, and what its own classifier still knows, in percent.
 
     `change` is |W' - W| / |W| over all tensors that were moved. `agreement` is the share of the
     domains' images that the base's own classifier still puts in the same class; the accuracies are
@@ -51,7 +52,7 @@ def measure_base(base: Base, moved: Mapping[str, Tensor], images: Sequence[Batch
     if not moved:
         raise MethodError("the method moves the base, but its `moved` gives no tensors")
     before = torch.stack([base.tensor(name).double().norm() for name in moved]).norm()
-    gap = torch.stack([(moved[name].double() - base.tensor(name).double()).norm() for name in moved]).norm()
+    gap = torch.stack([(tensor.double() - base.tensor(name).double()).norm() for name, tensor in moved.items()]).norm()
     change = float(gap / before)
     if base.head is None:
         return BaseAfter(change, None, None, None)
@@ -62,11 +63,8 @@ def measure_base(base: Base, moved: Mapping[str, Tensor], images: Sequence[Batch
             batch = base.placed(batch)
             same += int((then(batch).argmax(1) == now(batch).argmax(1)).sum())
             total += len(batch)
-    accuracies = [None if own is None else accuracy(net, own, base) for net in (then, now)]
+    accuracies = [None if own is None else accuracy(net, own, base.placed) for net in (then, now)]
     return BaseAfter(change, 100 * same / total, *accuracies)
-
-
-_OWN = "own"  # the base's own domain, among files
 
 
 @dataclass(frozen=True)
@@ -165,13 +163,13 @@ def lesson_accuracy(base: Base, domain: Domain, lesson: Lesson) -> float | None:
 
 
 class _Teacher:
-    """What the ways of learning several domains share: seeds, files, histories."""
+    """What learning in turn and learning together share: seeds, files, histories."""
 
     def __init__(
         self, base: Base, recipe: Recipe, seed: int, folder: Path | None, resume: bool, listener: Listener | None
     ) -> None:
-        self.base, self.recipe, self.seed = base, recipe, seed
-        self.resume, self.listener = resume, listener
+        self.base, self.recipe, self.seed, self.resume = base, recipe, seed, resume
+        self.how: dict[str, Any] = {"seed": seed, "resume": resume, "listener": listener}
         self.work = None if folder is None else folder / "learned"
         self.histories: dict[str, list[EpochRecord]] = {}
         self.own: Domain | None = None  # the base's own domain, where it was learned first
@@ -191,25 +189,17 @@ class _Teacher:
         return domains
 
     def together(self, method: Method, lessons: Mapping[str, Lesson]) -> dict[str, Domain]:
-        """Learn all domains at once, what they share in common."""
+        """Learn all domains at once, with what they share."""
         domains = {name: self._new(method, lesson) for name, lesson in lessons.items()}
         method.tie(list(domains.values()))
-        histories = fit_joint(
-            self.base,
-            list(domains.values()),
-            [lesson.train for lesson in lessons.values()],
-            [lesson.val for lesson in lessons.values()],
-            self.recipe,
-            seed=self.seed,
-            checkpoint=None if self.work is None else self.work / "joint.checkpoint",
-            resume=self.resume,
-            listener=self.listener,
-        )
+        trains, vals = [lesson.train for lesson in lessons.values()], [lesson.val for lesson in lessons.values()]
+        file = self._file("joint.checkpoint")
+        histories = fit_joint(self.base, list(domains.values()), trains, vals, self.recipe, checkpoint=file, **self.how)
         self.histories |= dict(zip(lessons, histories, strict=True))
         return domains
 
     def refine(self, name: str, domain: Domain, lesson: Lesson) -> Domain:
-        """Let a domain learn on that the method made of one that had learned."""
+        """Train a domain further that the method made of one that had learned."""
         refines = domain.method.refines
         if refines is not None and any(p.requires_grad for p in domain.parameters()):
             recipe = self.recipe.stage(1 - refines.share, *refines)
@@ -218,7 +208,7 @@ class _Teacher:
         return domain
 
     def _learn_one(self, name: str, method: Method, lesson: Lesson, earlier: Sequence[Domain]) -> Domain:
-        pack = None if self.work is None else self.work / f"{name}{SUFFIX}"
+        pack = self._file(f"{name}{SUFFIX}")
         if pack is not None and self.resume and pack.exists():
             return self._finished(pack, name, method, lesson)
         domain = self._new(method, lesson)
@@ -240,17 +230,11 @@ class _Teacher:
         return domain
 
     def _fit(self, domain: Domain, lesson: Lesson, recipe: Recipe, name: str) -> list[EpochRecord]:
-        return fit(
-            self.base,
-            domain,
-            lesson.train,
-            lesson.val,
-            recipe,
-            seed=self.seed,
-            checkpoint=None if self.work is None else self.work / f"{name}.checkpoint",
-            resume=self.resume,
-            listener=self.listener,
-        )
+        file = self._file(f"{name}.checkpoint")
+        return fit(self.base, domain, lesson.train, lesson.val, recipe, checkpoint=file, **self.how)
+
+    def _file(self, name: str) -> Path | None:
+        return None if self.work is None else self.work / name
 
     def _finished(self, pack: Path, name: str, method: Method, lesson: Lesson) -> Domain:
         domain = load_domain(pack, self.base)

@@ -1,9 +1,8 @@
 """From images to a trained domain, or to a base, in one call.
 
-Pretraining: a whole network, from random weights to a base's file.
-
-Nothing is frozen and there is no domain yet: every parameter learns by one optimiser. The loop, its
-checkpoints and its promises are those that domains are trained by (`train.run_epochs`).
+Pretraining takes a whole network from random weights to a base's file. Nothing is frozen and there
+is no domain yet: every parameter learns by one optimiser. The loop, its checkpoints and its
+promises are those that domains are trained by (`fit.run_epochs`).
 """
 
 import math
@@ -34,7 +33,7 @@ from polymask.nets.base_file import BaseNotes, write_base
 from polymask.nets.zoo import build
 from polymask.train.descent import descend, make_optimiser
 from polymask.train.fit import Listener, fit, require_val, run_epochs, seeded, stop_signals
-from polymask.train.learner import EpochRecord, Learner, Step, count_hits, moved
+from polymask.train.learner import EpochRecord, Learner, Step, count_hits, to_device
 from polymask.train.predict import Batches, accuracy, evaluate, likeness_note
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import Run
@@ -102,18 +101,8 @@ def learn(
     method.check_own(False)  # these are one domain's images
     domain = new_domain(base, method, data.classes).to(base.device)
     domain.input = recipe.input(base.input, squash=data.squash)
-    history = fit(
-        base,
-        domain,
-        loaders.train,
-        loaders.val,
-        recipe,
-        seed=seed,
-        checkpoint=checkpoint,
-        resume=resume,
-        listener=listener,
-        ranks=ranks,
-    )
+    how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
+    history = fit(base, domain, loaders.train, loaders.val, recipe, seed=seed, **how)
     measure = evaluate if ranks is None else ranks.evaluate
     accuracy = None if loaders.test is None else measure(base, domain, loaders.test)
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
@@ -204,25 +193,17 @@ def pretrain(
 
     torch.manual_seed(seed)
     learner = NetworkLearner(net.to(device or "cpu"), recipe)
-    run = Run(_identity(name, data, recipe, seed))
-    if resume and checkpoint is not None and checkpoint.exists():
-        run.load(checkpoint)
+    identity = {"seed": seed, "recipe": recipe.to_json(), "network": name, "classes": list(data.classes)}
+    run = Run(identity | {"training set": [data.name, len(data.train)]}, checkpoint, resume=resume)
     with stop_signals() as stop:
-        run_epochs(learner, loaders.train, loaders.val, run, listener or Listener(), stop, checkpoint)
+        run_epochs(learner, loaders.train, loaders.val, run, listener or Listener(), stop)
     if run.best is not None:
         net.load_state_dict(run.best)
     tested = None if loaders.test is None else learner.measure(loaders.test)
-    kept = run.history[-1].val_accuracy if run.best is None else run.best_accuracy
-    return Pretrained(
-        name,
-        net.eval(),
-        spec,
-        data.classes,
-        run.history,
-        tested,
-        recipe=recipe.to_json() | {"seed": seed, "data": data.name},
-        metrics={"val_accuracy": kept, "test_accuracy": tested},
-    )
+    validated = run.history[-1].val_accuracy if run.best is None else run.best_accuracy
+    about = recipe.to_json() | {"seed": seed, "data": data.name}
+    metrics = {"val_accuracy": validated, "test_accuracy": tested}
+    return Pretrained(name, net.eval(), spec, data.classes, run.history, tested, about, metrics)
 
 
 class NetworkLearner(Learner):
@@ -234,13 +215,8 @@ class NetworkLearner(Learner):
         self.device, self.dtype = first.device, first.dtype
         self.channels_last = recipe.channels_last and trains_channels_last(net)
         learned = [p for p in net.parameters() if p.requires_grad]
-        optimiser = make_optimiser(
-            [{"params": learned, "weight_decay": recipe.weight_decay}], recipe.optimiser, recipe.rate, recipe.momentum
-        )
-        self.optimisers = {"network": optimiser}
-
-    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return moved(images, labels, self.device, channels_last=self.channels_last)
+        group = {"params": learned, "weight_decay": recipe.weight_decay}
+        self.optimisers = {"network": make_optimiser([group], recipe.optimiser, recipe.rate, recipe.momentum)}
 
     def begin_epoch(self) -> None:
         self.net.train()
@@ -248,6 +224,7 @@ class NetworkLearner(Learner):
     def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
         for group in self.optimisers["network"].param_groups:
             group["lr"] = self.recipe.rate * self.recipe.factor(epoch)
+        images, labels = to_device(images, labels, self.device, channels_last=self.channels_last)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.recipe.autocast):
             logits = tensor_of(self.net(images))
             loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
@@ -258,22 +235,18 @@ class NetworkLearner(Learner):
         """Nothing to do: the statistics of norms are what the steps have left."""
 
     def measure(self, val: Batches) -> float:
-        return accuracy(self.net.eval(), val, self)
+        return accuracy(self.net.eval(), val, lambda images: images.to(self.device, self.dtype))
 
     def stored(self) -> dict[str, Stored]:
         return dict(self.net.state_dict())
 
     def state(self) -> dict[str, Any]:
-        return {
-            # A copy each: a file of safetensors has no tensors that share memory.
-            "network": {name: t.clone() for name, t in self.net.state_dict().items()},
-            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
-        }
+        # A copy each: tensors in a file of safetensors cannot share memory.
+        return super().state() | {"network": {name: t.clone() for name, t in self.net.state_dict().items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
         self.net.load_state_dict(state["network"])
-        for name, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
 
 
 def _check(net: nn.Module, name: str, spec: InputSpec, classes: int) -> None:
@@ -289,13 +262,3 @@ def _check(net: nn.Module, name: str, spec: InputSpec, classes: int) -> None:
         raise BaseError(
             f"{name} gives {found} for an image, not {classes} logits; choose a network that classifies images"
         )
-
-
-def _identity(name: str, data: DomainData, recipe: Recipe, seed: int) -> dict[str, Any]:
-    return {
-        "seed": seed,
-        "recipe": recipe.to_json(),
-        "network": name,
-        "classes": list(data.classes),
-        "training set": [data.name, len(data.train)],
-    }

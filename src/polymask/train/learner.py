@@ -52,10 +52,6 @@ class Learner(ABC):
         return True
 
     @abstractmethod
-    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch where it is wanted, laid out as the recipe has it."""
-
-    @abstractmethod
     def begin_epoch(self) -> None:
         """Go to training mode."""
 
@@ -77,13 +73,14 @@ class Learner(ABC):
     def stored(self) -> dict[str, Stored]:
         """What is kept of the best epoch."""
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs of it."""
+        return {"optimisers": {name: o.state_dict() for name, o in self.optimisers.items()}}
 
-    @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint has."""
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
 
     @abstractmethod
     def settle(self, train: Batches, epoch: int) -> None:
@@ -115,15 +112,13 @@ class DomainLearner(Learner):
         self.pulls = decay_pulls(base, domain, recipe)
         self.depthwise = has_depthwise(base.net)
 
-    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return placed(images, labels, self.base, self.recipe)
-
     def begin_epoch(self) -> None:
         self.domain.train()
 
     def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
         head_only = epoch < self.domain.method.head_share * self.recipe.epochs
         set_rates(self.optimisers, self.recipe, epoch, head_only=head_only)
+        images, labels = placed(images, labels, self.base, self.recipe)
         loss, logits = self.loss(images, labels)
         value = descend(loss, self.optimisers.values(), self.pulls)
         return Step(value, count_hits(logits, labels), len(labels))
@@ -141,9 +136,8 @@ class DomainLearner(Learner):
 
     def settle(self, train: Batches, epoch: int) -> None:
         if self.domain.method.norm_reestimate:
-            batches = train.batches(epoch)
             device = self.base.device
-            self.domain.reestimate_norms(self.base, (images.to(device) for images, _ in batches))
+            self.domain.reestimate_norms(self.base, (images.to(device) for images, _ in train.batches(epoch)))
 
     def measure(self, val: Batches) -> float:
         return evaluate(self.base, self.domain, val)
@@ -155,17 +149,13 @@ class DomainLearner(Learner):
         return mask_density(self.domain)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "options": self.domain.method.options(),
-            "domain": dict(self.domain.state_dict()),
-            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
-            "objective": {} if self.objective is None else dict(self.objective.state_dict()),
-        }
+        objective = {} if self.objective is None else dict(self.objective.state_dict())
+        own = {"options": self.domain.method.options(), "domain": dict(self.domain.state_dict())}
+        return super().state() | own | {"objective": objective}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint has; the domain itself has been loaded before."""
-        for name, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
+        super().load(state)
         if self.objective is not None:
             self.objective.load_state_dict(state["objective"])
 
@@ -206,7 +196,7 @@ class JointLearner(Learner):
     ) -> None:
         self.domains, self.rounds, self.vals, self.recipe = domains, rounds, vals, recipe
         objectives = [
-            domain.method.objective(base, domain, partial(_placed_batches, base, source, recipe))
+            domain.method.objective(base, domain, partial(placed_batches, source, base, recipe))
             for domain, source in zip(domains, rounds.sources, strict=True)
         ]
         self.optimisers = make_optimisers(learned_by(domains, objectives), recipe)
@@ -215,9 +205,6 @@ class JointLearner(Learner):
         self.sums = [[0.0, 0, 0] for _ in domains]  # loss, right and images of each, in this epoch
         self.found: list[float | None] = [None] * len(domains)
         self.histories: list[list[EpochRecord]] = [[] for _ in domains]
-
-    def placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return self.learners[0].placed(images, labels)
 
     def begin_epoch(self) -> None:
         for domain in self.domains:
@@ -255,22 +242,18 @@ class JointLearner(Learner):
             domain.restore({name.partition("/")[2]: tensor for name, tensor in mine.items()})
 
     def state(self) -> dict[str, Any]:
-        parts = zip(self.domains, self.sums, self.histories, strict=True)
-        return {
-            "optimisers": {name: o.state_dict() for name, o in self.optimisers.items()},
-            "domains": [
-                {
-                    "state": {n: t.clone() for n, t in domain.state_dict().items()},
-                    "sums": sums,
-                    "history": [asdict(record) for record in history],
-                }
-                for domain, sums, history in parts
-            ],
-        }
+        domains = [
+            {
+                "state": {n: t.clone() for n, t in domain.state_dict().items()},
+                "sums": sums,
+                "history": [asdict(record) for record in history],
+            }
+            for domain, sums, history in zip(self.domains, self.sums, self.histories, strict=True)
+        ]
+        return super().state() | {"domains": domains}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        for name, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
+        super().load(state)
         for domain, saved in zip(self.domains, state["domains"], strict=True):
             domain.load_state_dict(saved["state"])  # in place: what is tied stays tied
         self.sums = [list(saved["sums"][:3]) for saved in state["domains"]]
@@ -285,7 +268,8 @@ def _passes(source: Batches, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         each, start = each + 1, 0
 
 
-def _placed_batches(base: Base, source: Batches, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
+def placed_batches(source: Batches, base: Base, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of one epoch, where the base is."""
     return (placed(images, labels, base, recipe) for images, labels in source.batches(0))
 
 
@@ -297,10 +281,10 @@ def count_hits(logits: Tensor, labels: Tensor) -> int:
 def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:
     """A batch where the base is and in its type, laid out as the recipe has it."""
     channels_last = recipe.channels_last and base.trains_channels_last
-    return moved(base.placed(images), labels, base.device, channels_last=channels_last)
+    return to_device(base.placed(images), labels, base.device, channels_last=channels_last)
 
 
-def moved(images: Tensor, labels: Tensor, device: torch.device, *, channels_last: bool) -> tuple[Tensor, Tensor]:
+def to_device(images: Tensor, labels: Tensor, device: torch.device, *, channels_last: bool) -> tuple[Tensor, Tensor]:
     """A batch on a device, in the layout that is asked for."""
     images, labels = images.to(device), labels.to(device)
     if channels_last and images.ndim == 4:

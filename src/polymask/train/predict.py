@@ -1,6 +1,6 @@
 """What a trained domain says of images, and what a domain's images look like to the base.
 
-What a domain's images look like to the base: the direction of their mean feature.
+A likeness is the direction of the mean feature of a domain's images:
 
     likeness = m / |m|,  m = mean over training images of the base's features
 
@@ -39,42 +39,31 @@ class Batches(Protocol):
         """(images (N, C, H, W), labels (N,)) of an epoch, from batch `start` on."""
 
 
-class Located(Protocol):
-    """Something that is on a device, and takes images of one type."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where its tensors are."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of those images."""
+Network = Callable[[Tensor], Tensor]
 
 
 def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
     """Accuracy in percent."""
-    return accuracy(network(base, domain), batches, base)
+    return accuracy(network(base, domain), batches, base.placed)
 
 
-def accuracy(net: Callable[[Tensor], Tensor], batches: Batches, place: Located) -> float:
-    """Accuracy of a network in percent, on the device of `place`."""
-    right, total = count_right(net, batches.batches(), place)
+def accuracy(net: Network, batches: Batches, placed: Network) -> float:
+    """Accuracy of a network in percent; `placed` puts images on its device, in its type."""
+    right, total = count_right(net, batches.batches(), placed)
     return 100 * right / total
 
 
-def count_right(
-    net: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]], place: Located
-) -> tuple[int, int]:
+def count_right(net: Network, batches: Iterable[tuple[Tensor, Tensor]], placed: Network) -> tuple[int, int]:
     """How many images a network classifies right, and of how many."""
     right = total = 0
     for images, labels in batches:
-        guesses = logits(net, images.to(place.device, place.dtype)).argmax(1).cpu()
+        guesses = logits(net, placed(images)).argmax(1).cpu()
         right += int((guesses == labels).sum())
         total += len(labels)
     return right, total
 
 
-def network(base: Base, domain: Domain) -> Callable[[Tensor], Tensor]:
+def network(base: Base, domain: Domain) -> Network:
     """What runs a domain at inference: its merged network, or itself if it cannot be merged."""
     return domain.merged(base) if domain.method.mergeable else partial(domain.frozen(), base)
 
@@ -89,10 +78,10 @@ def own_network(base: Base, moved: Mapping[str, Tensor] | None = None) -> nn.Mod
 
 
 @torch.no_grad()
-def logits(net: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def logits(net: Network, images: Tensor) -> Tensor:
     """(N, classes) of images (N, C, H, W), or of (N, crops, C, H, W), averaged over the crops."""
     crops = images.flatten(0, 1) if images.ndim == 5 else images
-    if crops.ndim == 4:  # faster on CPU, and no other values than without
+    if crops.ndim == 4:  # faster on CPU, to the same values
         crops = crops.contiguous(memory_format=torch.channels_last)
     found: Tensor = net(crops)
     return found.view(*images.shape[:2], -1).mean(1) if images.ndim == 5 else found
@@ -128,7 +117,7 @@ _known: WeakKeyDictionary[Split, dict[str, str | None]] = WeakKeyDictionary()
 
 
 def likeness_note(base: Base, images: Split) -> dict[str, str]:
-    """What a pack's `recipe` says of a domain's training images; nothing where there is nothing.
+    """What a pack's `recipe` says of a domain's training images, if anything.
 
     Several methods may learn from the same images: it is computed once for them.
     """

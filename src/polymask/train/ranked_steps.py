@@ -1,12 +1,15 @@
 """Steps that several processes do together: gradients by torch's DistributedDataParallel, norms over all ranks.
 
-Batch norms that see the whole batch of all ranks, on any device.
+DistributedDataParallel sums the gradients of what a domain learns in buckets, while the backward
+pass still makes others, so that on GPUs and slow networks most of the traffic costs no time. It
+knows only what learns: the base adds no traffic. Each rank's loss is weighted by its share of the
+batch, and buckets are summed, not averaged, so pieces may differ in size. Statistics of norms are
+combined here, not by it.
 
 Torch's own SyncBatchNorm works on GPUs only, and replaces layers. Here nothing is replaced: while
-the mode is on, every call of `F.batch_norm` in training mode, by whatever layer, takes its
-statistics over all ranks.
-
-With n images' worth of values, dy the gradient of y and all sums over all ranks:
+`SyncNorms` is on, every call of `F.batch_norm` in training mode, by whatever layer, takes its
+statistics over all ranks. With n images' worth of values, dy the gradient of y and all sums over
+all ranks:
 
     mean = Σ x / n            var = Σ (x - mean)² / n          y = (x - mean) / √(var + eps) · w + b
     dx = w / √(var + eps) · (dy - Σ dy / n - (x - mean) / (var + eps) · Σ dy (x - mean) / n)
@@ -14,21 +17,13 @@ With n images' worth of values, dy the gradient of y and all sums over all ranks
 A rank sends its mean, its sum of squares about it and its n, 2 C + 1 numbers, and gets those of
 all; in the backward pass two sums, 2 C numbers. The gradients of w and b stay sums over the rank's
 own images, to be summed with all other gradients.
-
-Steps that several processes do together, by torch's DistributedDataParallel.
-
-It sums the gradients of what a domain learns in buckets, while the backward pass still makes
-others, so that on GPUs and slow networks most of the traffic costs no time; a sum of our own after
-the pass would wait for all of it. It knows what learns only: the base adds no traffic. Each rank's
-loss is weighted by its share of the batch, and buckets are summed, not averaged, so pieces may
-differ in size. Statistics of norms are combined here, not by it.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,7 +42,7 @@ from polymask.core.parts import Objective
 from polymask.errors import LostProcess, TrainingError
 from polymask.train.descent import descend, set_rates
 from polymask.train.fit import Session, Stop
-from polymask.train.learner import DomainLearner, Step, count_hits
+from polymask.train.learner import DomainLearner, Step, count_hits, placed
 from polymask.train.predict import Batches
 from polymask.train.ranks import Ranks, Shard, losses_explained
 from polymask.train.recipe import Recipe
@@ -60,21 +55,12 @@ class SyncNorms(TorchFunctionMode):
     and change nothing.
     """
 
-    def __init__(self, ranks: "Ranks", shard: "Shard") -> None:
+    def __init__(self, ranks: Ranks, shard: Shard) -> None:
         super().__init__()
         self.ranks, self.shard = ranks, shard
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run one torch function, or ours in its place."""
-        if func is F.batch_norm:
-            return self._batch_norm(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (self._batch_norm if func is F.batch_norm else func)(*args, **(kwargs or {}))
 
     def _batch_norm(
         self,
@@ -100,19 +86,14 @@ class SyncNorms(TorchFunctionMode):
         scale = torch.ones_like(mean) if weight is None else weight
         shift = torch.zeros_like(mean) if bias is None else bias
         settings = (count if self.shard.counted else None, eps, self.ranks)
-        normalised: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            input, scale, shift, mean, var, settings
-        )
-        return normalised
+        return cast(Tensor, _Normalise.apply(input, scale, shift, mean, var, settings))  # type: ignore[no-untyped-call]
 
     def _statistics(self, values: Tensor) -> tuple[Tensor, Tensor, float]:
         """Mean and biased variance a channel, and the number of values, over all ranks."""
         count = values.numel() / values.shape[1] if self.shard.counted else 0.0
         var, mean = torch.var_mean(values.float(), _all_but_channels(values), correction=0)
         mine = torch.cat([mean, var * count, mean.new_tensor([count])])
-        parts = torch.stack(self.ranks.gather(mine))
-        channels = values.shape[1]
-        means, squares, counts = parts[:, :channels], parts[:, channels:-1], parts[:, -1:]
+        means, squares, counts = torch.stack(self.ranks.gather(mine)).tensor_split([len(mean), -1], dim=1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         squares = (squares + counts * (means - mean) ** 2).sum(0)
@@ -130,7 +111,7 @@ class _Normalise(Function):
         bias: Tensor,
         mean: Tensor,
         var: Tensor,
-        settings: tuple[float | None, float, "Ranks"],
+        settings: tuple[float | None, float, Ranks],
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, var)
         ctx.settings = settings
@@ -157,7 +138,7 @@ class _Normalise(Function):
 
 
 def _all_but_channels(values: Tensor) -> list[int]:
-    return [axis for axis in range(values.ndim) if axis != 1]
+    return [0, *range(2, values.ndim)]
 
 
 _LARGEST = 2.0**14  # of summed gradients in 16 bits, where a number can be 65,504
@@ -186,8 +167,7 @@ class SharedLearner(DomainLearner):
             self.shared_loss = DistributedDataParallel(
                 _Loss(self), find_unused_parameters=domain.route is not None, gradient_as_bucket_view=True
             )
-        reduce = _sum_in_16_bits if self.ranks.compress else _sum
-        self.shared_loss.register_comm_hook(self.ranks, reduce)
+        self.shared_loss.register_comm_hook(self.ranks, _sum_in_16_bits if self.ranks.compress else _sum)
 
     @property
     def saves(self) -> bool:
@@ -212,17 +192,18 @@ class SharedLearner(DomainLearner):
         place = np.random.SeedSequence([self.session.seed, self.ranks.rank, round(1e6 * epoch)])
         torch.manual_seed(int(place.generate_state(1)[0]))
         counted = self.session.shard.counted
+        images, labels = placed(images, labels, self.base, self.recipe)
         with self._norms():
             loss, logits = self.shared_loss(images, labels)
         right = count_hits(logits, labels) if counted else 0
-        mine = [counted, loss.item() * counted if counted else 0.0, right]
-        mine.append(self.session.asked.is_set())
-        numbers = self.ranks.sum(torch.tensor(mine, dtype=torch.float64))
-        total, summed, right_of_all, asked = numbers.tolist()
+        mine = [counted, loss.item() * counted if counted else 0.0, right, self.session.asked.is_set()]
+        total, summed, right_of_all, asked = self.ranks.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         if asked:
             self.session.stop.set()
         if math.isfinite(summed):
-            with losses_explained(self.ranks), _strides_unmentioned():
+            with losses_explained(self.ranks), warnings.catch_warnings():
+                # A gradient that is laid out otherwise than its parameter is copied.
+                warnings.filterwarnings("ignore", "Grad strides do not match")
                 descend(loss * (counted / total), self.optimisers.values(), self.pulls)
         return Step(summed / total, int(right_of_all), int(total))
 
@@ -239,10 +220,8 @@ class SharedLearner(DomainLearner):
     def measure(self, val: Batches) -> float:
         return self.ranks.evaluate(self.base, self.domain, val)
 
-    @contextmanager
-    def _norms(self) -> Iterator[None]:
-        with SyncNorms(self.ranks, self.session.shard) if self.ranks.sync_norms else nullcontext():
-            yield
+    def _norms(self) -> AbstractContextManager[object]:
+        return SyncNorms(self.ranks, self.session.shard) if self.ranks.sync_norms else nullcontext()
 
 
 class _Loss(nn.Module):
@@ -258,16 +237,7 @@ class _Loss(nn.Module):
         self._of_batch = learner.loss
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, a number, and the logits."""
         return self._of_batch(images, labels)
-
-
-@contextmanager
-def _strides_unmentioned() -> Iterator[None]:
-    """No warning where a gradient is laid out otherwise than its parameter: it is copied."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Grad strides do not match")
-        yield
 
 
 @torch.no_grad()
@@ -281,17 +251,12 @@ def combine_statistics(domain: Domain, ranks: Ranks) -> None:
         return
     buffers: list[Tensor] = [m.get_buffer("running_mean") for m in found]
     buffers += [m.get_buffer("running_var") for m in found]
-    means, variances = torch.stack(ranks.gather(_flat(buffers))).chunk(2, dim=1)  # (R, all)
+    flat = torch.cat([buffer.flatten() for buffer in buffers])
+    means, variances = torch.stack(ranks.gather(flat)).chunk(2, dim=1)  # (R, all)
     mean = means.mean(0)
-    variance = (variances + (means - mean) ** 2).mean(0)
-    combined, start = torch.cat([mean, variance]), 0
-    for buffer in buffers:
-        buffer.copy_(combined[start : start + buffer.numel()].view(buffer.shape))
-        start += buffer.numel()
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+    combined = torch.cat([mean, (variances + (means - mean) ** 2).mean(0)])
+    for buffer, values in zip(buffers, torch.split(combined, [b.numel() for b in buffers]), strict=True):
+        buffer.copy_(values.view(buffer.shape))
 
 
 def _sum(state: Any, bucket: GradBucket) -> Future[Tensor]:

@@ -5,11 +5,11 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -51,9 +51,7 @@ class Shard:
         """The pieces of an epoch's batches, from batch `start` on."""
         with closing(self._sized(epoch, start)) as pieces:
             for size, images, labels in pieces:
-                self.counted = len(labels)
-                if self._is_small(size) and self.rank > 0:
-                    self.counted = 0
+                self.counted = 0 if self._is_small(size) and self.rank > 0 else len(labels)
                 yield images, labels
 
     def counted_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -79,8 +77,8 @@ class Shard:
                     yield size, *piece
             return
         for images, labels in self.whole.batches(epoch, start):
-            kept = self.cut(len(labels))
-            yield len(labels), images[kept], labels[kept]
+            mine = self.cut(len(labels))
+            yield len(labels), images[mine], labels[mine]
 
 
 def describe(batches: Batches | None) -> dict[str, str]:
@@ -102,6 +100,7 @@ def describe(batches: Batches | None) -> dict[str, str]:
     }
 
 
+# What torchrun gives to processes, so that they find each other.
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -114,7 +113,8 @@ def join_ranks(
     `sync_norms` takes the statistics of batch norms over all processes. `compress` sends gradients
     in 16 bits. A process that waits for another longer than `timeout` seconds gives up.
     """
-    if not _is_started():
+    started = int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(name in os.environ for name in _NAMES)
+    if not started:
         if sync_norms or compress:
             raise TrainingError(
                 "only one process is there; --sync-norms and --compress-gradients are for several: "
@@ -143,7 +143,7 @@ def join_ranks(
         ) from error
     try:
         ranks = Ranks(place, backend, sync_norms=sync_norms, compress=compress)
-        with time_for_last_words(ranks):
+        with ignore_sigterm_once_lost(ranks):
             yield ranks
     finally:
         dist.destroy_process_group()
@@ -212,7 +212,7 @@ class Ranks:
     def evaluate(self, base: "Base", domain: "Domain", batches: Batches) -> float:
         """Accuracy in percent; every process looks at its piece."""
         pieces = Shard(batches, self.rank, self.world).counted_batches()
-        counts = count_right(network(base, domain), pieces, base)
+        counts = count_right(network(base, domain), pieces, base.placed)
         right, total = self.sum(torch.tensor(counts, dtype=torch.float64)).tolist()
         return float(100 * right / total)
 
@@ -245,16 +245,16 @@ class Ranks:
         lengths = [int(length) for length in self.gather(torch.tensor([len(data)], device=self.device))]
         padded = data.new_zeros(max(lengths))
         padded[: len(data)] = data
-        parts: Sequence[Tensor] = self.gather(padded, "facts")
+        parts = self.gather(padded, "facts")
         return [bytes(part[:length].tolist()).decode() for part, length in zip(parts, lengths, strict=True)]
 
 
 @contextmanager
-def time_for_last_words(ranks: Ranks) -> Iterator[None]:
-    """From when another process is lost, SIGTERM does nothing, and so it stays.
+def ignore_sigterm_once_lost(ranks: Ranks) -> Iterator[None]:
+    """Once another process is lost, SIGTERM does nothing, also afterwards.
 
-    torchrun sends it to those that are left at once, and they have yet to say why they end. They do
-    end by themselves; if not, torchrun kills them.
+    torchrun sends it at once to those that are left, which have yet to say why they end. They end
+    by themselves; if not, torchrun kills them.
     """
     before = signal.getsignal(signal.SIGTERM)
     if before is None or threading.current_thread() is not threading.main_thread():
@@ -290,19 +290,13 @@ def losses_explained(ranks: Ranks) -> Iterator[None]:
         ) from error
 
 
-def _is_started() -> bool:
-    """Several processes were started, with what they need to find each other."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(n in os.environ for n in _NAMES)
-
-
 def _apart(one: str, other: str) -> tuple[str, str]:
     """Two texts around the place where they begin to differ."""
     pairs = enumerate(zip(one, other, strict=False))
     same = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
     start = max(0, same - 20)
 
-    def piece(text: str) -> Any:
-        shown = text[start : start + 60]
-        return f"{'…' if start else ''}{shown}{'…' if len(text) > start + 60 else ''}"
+    def piece(text: str) -> str:
+        return f"{'…' if start else ''}{text[start : start + 60]}{'…' if len(text) > start + 60 else ''}"
 
     return piece(one), piece(other)

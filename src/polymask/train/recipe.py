@@ -1,6 +1,6 @@
 """Recipes: how a domain is trained; and methods as a person writes them, with fields of the recipe.
 
-A method as a person writes it: a name, and after colons its options and fields of the recipe.
+A method is written as its name, and after colons its options and fields of the recipe:
 
     lora-conv:rank=4:rate=3e-3                  an option of the method, a field of the recipe
     series-adapter:recipe=residual-adapters     another recipe to start from
@@ -86,21 +86,17 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "drops", tuple(self.drops))
         object.__setattr__(self, "crop_scale", tuple(map(float, self.crop_scale)))
-        for name, allowed in (
-            ("optimiser", get_args(Optimiser)),
-            ("head_optimiser", get_args(Optimiser)),
-            ("schedule", get_args(Schedule)),
-            ("selection", get_args(Selection)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise RecipeError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        kinds = {"optimiser": Optimiser, "head_optimiser": Optimiser, "schedule": Schedule, "selection": Selection}
+        for name, kind in kinds.items():
+            if getattr(self, name) not in get_args(kind):
+                raise RecipeError(f"{name}={getattr(self, name)!r} is not one of {get_args(kind)}")
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
         for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise RecipeError(f"{name}={getattr(self, name)} cannot be negative or infinite")
+            if value is not None and not 0 <= value < math.inf:
+                raise RecipeError(f"{name}={value} cannot be negative or infinite")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise RecipeError(f"crop_scale={self.crop_scale} must be a range within (0, 1]")
         if not 0 <= self.label_smoothing < 1:
@@ -128,13 +124,9 @@ class Recipe:
             return self
         begin, end = round(before * self.epochs), round((before + share) * self.epochs)
         rates = {name: value * rate for name in RATES if (value := getattr(self, name)) is not None}
-        return replace(
-            self,
-            epochs=max(1, end - begin),
-            drops=tuple(round(drop * share) for drop in self.drops),
-            warmup=0.0 if before else self.warmup,
-            **rates,
-        )
+        drops = tuple(round(drop * share) for drop in self.drops)
+        warmup = 0.0 if before else self.warmup
+        return replace(self, epochs=max(1, end - begin), drops=drops, warmup=warmup, **rates)
 
     def input(self, base: InputSpec, *, squash: bool | None = None) -> InputSpec:
         """How a domain's images are fed: the base's way, at the recipe's size; `squash` is the domain's own."""
@@ -162,37 +154,16 @@ class Recipe:
         return asdict(self)
 
 
+_SLOW: dict[str, Any] = {"epochs": 120, "batch_size": 128, "optimiser": "sgd", "rate": 0.1, "weight_decay": 1e-4}
+_SLOW |= {"drops": (80, 100), "crop_scale": (1.0, 1.0)}
+_RESIDUAL_ADAPTERS = _SLOW | {"weight_rate": 0.1, "head_rate": 0.1, "transform_decay": 5e-4, "head_decay": 1e-4}
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="imagenet-to-sketch"),
         Recipe(name="decathlon", epochs=60, drops=(45,), side=64, resized=72, square=True, crop_scale=(1.0, 1.0)),
-        Recipe(
-            name="residual-adapters",
-            epochs=120,
-            batch_size=128,
-            optimiser="sgd",
-            rate=0.1,
-            weight_rate=0.1,
-            head_rate=0.1,
-            transform_decay=5e-4,
-            weight_decay=1e-4,
-            head_decay=1e-4,
-            drops=(80, 100),
-            side=64,
-            resized=72,
-            crop_scale=(1.0, 1.0),
-        ),
-        Recipe(
-            name="pretrain",
-            epochs=120,
-            batch_size=128,
-            optimiser="sgd",
-            rate=0.1,
-            weight_decay=1e-4,
-            drops=(80, 100),
-            crop_scale=(1.0, 1.0),
-        ),
+        Recipe(name="residual-adapters", side=64, resized=72, **_RESIDUAL_ADAPTERS),
+        Recipe(name="pretrain", **_SLOW),
         Recipe(
             name="quick",
             epochs=6,
@@ -254,7 +225,7 @@ def _check_fields(changes: dict[str, Any]) -> None:
 
 
 _RECIPE = "recipe"
-_NOT_A_ROWS = ("name", "selection", "train_on_val")  # fields that rule how all rows are measured
+_NOT_A_ROWS = ("name", "selection", "train_on_val")  # fields that are the same for all rows of a table
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
@@ -270,8 +241,8 @@ class MethodText:
     def recipe(self, recipe: Recipe) -> Recipe:
         """The recipe that this row is trained by, where the others have `recipe`."""
         if self.recipe_name is not None:
-            kept = {name: getattr(recipe, name) for name in _NOT_A_ROWS if name != "name"}
-            recipe = get_recipe(self.recipe_name, **kept)
+            measured = {"selection": recipe.selection, "train_on_val": recipe.train_on_val}
+            recipe = get_recipe(self.recipe_name, **measured)
         return recipe.changed(self.recipe_fields)
 
     def method(self, recipe: Recipe) -> "Method":
@@ -288,12 +259,11 @@ def method_by(recipe: Recipe, name: str, **options: Any) -> "Method":
 
 
 def read_method(text: str) -> MethodText:
-    """Read a method's text; raise where it names no option or field, or gives it no value."""
+    """Read a method's text; raise where it names an unknown option or field, or gives it no value."""
     from polymask.core.registry import create_method
 
     name, *settings = text.split(":")
-    options, recipe_fields = {}, {}
-    recipe_name = None
+    options, recipe_fields, recipe_name = {}, {}, None
     known = {f.name for f in fields(create_method(name))} - {"name"}
     allowed = {f.name for f in fields(Recipe)} - set(_NOT_A_ROWS)
     for setting in settings:
@@ -332,7 +302,6 @@ def write_value(value: Any) -> str:
     """What `read_value` reads as this value."""
     if isinstance(value, tuple | list):
         return ",".join(map(write_value, value))
-    words = {id(word): text for text, word in _WORDS.items()}
     if value is None or isinstance(value, bool):
-        return words[id(value)]
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,4 @@
-"""Where a training run stands, and the file that keeps it.
-
-A training run's state in a file: tensors in safetensors, the rest as JSON beside them.
+"""Where a training run stands, and the file that keeps it: safetensors, with all but the tensors as JSON.
 
 A state is a tree of dicts and lists whose leaves are tensors, numbers, strings, booleans and None.
 It is written to a temporary file, then renamed; reading it never unpickles.
@@ -10,7 +8,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +18,7 @@ from torch import Tensor
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.parts import Stored
-from polymask.errors import PolymaskError
+from polymask.errors import InterruptedTraining, PolymaskError
 from polymask.files import write_atomically
 from polymask.train.learner import EpochRecord, Learner, Step
 from polymask.train.recipe import Recipe
@@ -59,8 +57,7 @@ def _take_out(node: Any, tensors: dict[str, Tensor], place: str) -> Any:
         return {"tensor": place}
     if isinstance(node, dict):
         # JSON's keys are strings; an optimiser's are numbers.
-        items = [[key, _take_out(value, tensors, f"{place}/{key}")] for key, value in node.items()]
-        return {"items": items}
+        return {"items": [[key, _take_out(value, tensors, f"{place}/{key}")] for key, value in node.items()]}
     if isinstance(node, list | tuple):
         return [_take_out(value, tensors, f"{place}/{i}") for i, value in enumerate(node)]
     return node
@@ -77,10 +74,14 @@ def _put_back(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class Run:
-    """Where a training run stands, and what a checkpoint keeps of it."""
+    """Where a training run stands, and what its checkpoint keeps of it, if it has one.
 
-    def __init__(self, identity: dict[str, Any]) -> None:
-        self.identity = identity  # what must be the same for a checkpoint to be of this run
+    `identity` is what must be the same for a checkpoint to be of this run. With `resume` it goes on
+    from the checkpoint, if there is one; `saved` is then all of it, until a learner has its part.
+    """
+
+    def __init__(self, identity: dict[str, Any], checkpoint: Path | None = None, *, resume: bool = False) -> None:
+        self.identity, self.checkpoint = identity, checkpoint
         self.stage = self.epochs_before = 0
         self.epoch = self.step = 0
         self.loss = 0.0
@@ -89,7 +90,9 @@ class Run:
         self.best: dict[str, Stored] | None = None
         self.best_accuracy = -1.0
         self.began = time.perf_counter()
-        self._saved: dict[str, Any] | None = None  # of a checkpoint, for the learner to come
+        self.saved: dict[str, Any] | None = None
+        if resume and checkpoint is not None and checkpoint.exists():
+            self._load(checkpoint)
 
     def begin_stage(self) -> None:
         """Go on to what the method trains next."""
@@ -103,40 +106,43 @@ class Run:
         self.right += step.right
         self.seen += step.images
 
-    def close_epoch(self, accuracy: float | None) -> None:
-        """Put the epoch in the history, and go on to the next."""
+    def finish_epoch(self, learner: Learner, accuracy: float | None) -> None:
+        """Put the epoch in the history, keep what was learned if it is the best so far, and go on to the next."""
         epoch, right = self.epochs_before + self.epoch, 100 * self.right / self.seen
-        record = EpochRecord(epoch, self.loss / self.seen, right, accuracy)
-        self.history.append(record)
+        self.history.append(EpochRecord(epoch, self.loss / self.seen, right, accuracy))
         self.epoch, self.step = self.epoch + 1, 0
         self.loss, self.right, self.seen = 0.0, 0, 0
-
-    def finish_epoch(self, learner: Learner, accuracy: float | None) -> None:
-        """Close the epoch, and keep what was learned if it is the best so far."""
-        self.close_epoch(accuracy)
         learner.note(self.history[-1])
-        if accuracy is None or learner.recipe.selection != "best":
-            return
-        if accuracy > self.best_accuracy:
+        if accuracy is not None and learner.recipe.selection == "best" and accuracy > self.best_accuracy:
             self.best, self.best_accuracy = copied(learner.stored()), accuracy
 
-    def save(self, path: Path, learner: Learner) -> None:
-        """Write all that is needed to go on from here, if that is the learner's part."""
-        if not learner.saves:
+    def save(self, learner: Learner) -> None:
+        """Write all that is needed to go on from here, if there is a file for it and it is this learner's to write."""
+        if self.checkpoint is None or not learner.saves:
             return
         state = {
             "identity": self.identity,
             "stage": [self.stage, self.epochs_before],
             "place": [self.epoch, self.step, self.loss, self.right, self.seen],
             "history": [asdict(record) for record in self.history],
-            "best": pack_stored(self.best or {}),
+            "best": {  # with copies of bits, which a domain may hold too
+                name: {"words": t.words.clone(), "shape": list(t.shape)} if isinstance(t, Bits) else t
+                for name, t in (self.best or {}).items()
+            },
             "best_accuracy": self.best_accuracy,
             "random": torch.get_rng_state(),
         }
-        save_checkpoint(path, state | learner.state())
+        save_checkpoint(self.checkpoint, state | learner.state())
 
-    def load(self, path: Path) -> dict[str, Any]:
-        """Go on from a checkpoint of the same run and give all of it; raise if it is of another."""
+    def interrupt(self, learner: Learner, why: str) -> NoReturn:
+        """Save, and say how to go on."""
+        self.save(learner)
+        if self.checkpoint is None:
+            raise InterruptedTraining(f"{why}; it had no checkpoint to save to")
+        raise InterruptedTraining(f"{why} and saved {self.checkpoint}; go on with --resume")
+
+    def _load(self, path: Path) -> None:
+        """Go on from a checkpoint of the same run; raise if it is of another."""
         state = _current(load_checkpoint(path))
         for name, value in self.identity.items():
             then = state["identity"].get(name)
@@ -145,21 +151,20 @@ class Run:
                     f"{path} is of a run with another {name} ({then}, now {value}); "
                     "resume with the same options, or delete it to start again"
                 )
+        self.saved = state
         self.stage, self.epochs_before = state["stage"]
-        self._saved = state
         self.epoch, self.step, self.loss, self.right, self.seen = state["place"]
         self.history = [EpochRecord(**record) for record in state["history"]]
         self.best_accuracy = state["best_accuracy"]
-        self.best = unpack_stored(state["best"]) or None
-        return state
+        best = state["best"].items()
+        self.best = {n: Bits(t["words"], tuple(t["shape"])) if isinstance(t, dict) else t for n, t in best} or None
 
     def restart(self, learner: Learner) -> None:
         """Give a learner what the checkpoint has for it, if there was one."""
-        if self._saved is None:
-            return
-        learner.load(self._saved)
-        torch.set_rng_state(self._saved["random"])
-        self._saved = None
+        if self.saved is not None:
+            learner.load(self.saved)
+            torch.set_rng_state(self.saved["random"])
+            self.saved = None
 
 
 def _current(state: dict[str, Any]) -> dict[str, Any]:
@@ -169,12 +174,12 @@ def _current(state: dict[str, Any]) -> dict[str, Any]:
     (steps, *each), (epoch, done, best) = state["identity"], state["place"]
     domains = state["domains"]
     sums = [sum(values) for values in zip(*(its["sums"][:3] for its in domains), strict=True)]
-    columns = zip(*(its["history"] for its in domains), strict=True)
+    epochs = zip(*(its["history"] for its in domains), strict=True)
     return state | {
         "identity": {"number of rounds": steps, "domains": each},
         "stage": [0, 0],
         "place": [epoch, done * len(domains), *sums],
-        "history": [{name: _mean([r[name] for r in records]) for name in records[0]} for records in columns],
+        "history": [{name: _mean([r[name] for r in records]) for name in records[0]} for records in epochs],
         "best": {f"{place}/{n}": t for place, its in enumerate(domains) for n, t in its["best"].items()},
         "best_accuracy": best,
     }
@@ -195,24 +200,9 @@ def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]
     }
 
 
-def pack_stored(stored: dict[str, Stored]) -> dict[str, Any]:
-    """Stored tensors as a checkpoint has them, with copies of bits, which a domain may hold too."""
-    return {
-        name: {"words": t.words.clone(), "shape": list(t.shape)} if isinstance(t, Bits) else t
-        for name, t in stored.items()
-    }
-
-
-def unpack_stored(packed: dict[str, Any]) -> dict[str, Stored]:
-    """The stored tensors that were packed."""
-    return {name: Bits(t["words"], tuple(t["shape"])) if isinstance(t, dict) else t for name, t in packed.items()}
-
-
 def plain(value: Any) -> Any:
     """Tuples as lists, as JSON has them."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return json.loads(json.dumps(value))
 
 
 def copied(stored: dict[str, Stored]) -> dict[str, Stored]:
