@@ -1,4 +1,4 @@
-"""Which rule tells an image's domain best?
+"""Which rule detects an image's domain best?
 
     polymask demo --out LIBRARY
     polymask learn flowers --data SOURCE --side 96 --epochs 4 --limit 1200 --out LIBRARY
@@ -6,11 +6,11 @@
     python benchmarks/auto_domain.py --library LIBRARY --domain NAME=SOURCE … \\
         --out results/auto-domain.json
 
-Every rule gives a score to (image, domain), and the domain with the largest is chosen. The images
+Every rule gives a score to (image, domain), and the domain with the largest score is chosen. The images
 are test images, the same number for each domain, of classes that the domain knows; no rule has seen
-them. `right` is the share whose own domain was chosen, averaged over domains. Rules that look at
-logits are measured on the domains that have a pack in the library; the cosine to the likeness,
-which needs none, on those and on all.
+them. `right` is the share whose own domain was chosen, averaged over domains. Rules based on
+logits are measured on the domains that have a pack in the library. The cosine to the likeness,
+which needs no pack, is measured on those and on all domains.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def ask(net: Callable[[Tensor], Tensor], spec: pm.InputSpec, images: list) -> Te
 
 
 def chosen_right(scores: dict[str, Tensor]) -> dict[str, Any]:
-    """The share of each domain's images that a rule gives to it."""
+    """The share of each domain's images that a rule assigns to it."""
     shares = {
         name: float((found.argmax(1) == place).float().mean()) for place, (name, found) in enumerate(scores.items())
     }

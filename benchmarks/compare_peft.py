@@ -5,16 +5,16 @@
     python benchmarks/compare_peft.py --table results/compare-peft.json    # print it again
     python benchmarks/compare_peft.py --table results/compare-peft.json --page docs/comparison.md
 
-PEFT is no dependency of polymask, so measuring is done in an environment of its own:
+polymask does not depend on PEFT, so measure in a separate environment:
 
     pip install torch==2.13.0 torchvision==0.28.0 timm==1.0.30 peft==0.21.2 safetensors numpy \
         scikit-learn elpv-dataset matplotlib pillow
     pip install --no-deps -e .
 
 The base is torchvision's ResNet-18 with random weights of a fixed seed at 64 pixels; its batch-norm
-statistics are those of images of all three domains. Training is a few steps: enough to see what
+statistics come from images of all three domains. Training takes a few steps: enough to see what
 moves when the next domain is learned, far too few to compare accuracies. PEFT's heads are copies of
-the base's classifier, so that one is made as wide as the largest domain's.
+the base's classifier, so the classifier is as wide as that of the largest domain.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure_parts(options: argparse.Namespace) -> None:
-    """Every part that is asked for; what another run left of the others stays."""
+    """Measure every requested part; keep the other parts from an earlier run."""
     import torch
     from beside_peft import costs, sequence, setting
     from beside_peft.systems import SYSTEMS

@@ -4,10 +4,10 @@
     python benchmarks/data.py --table results/data.json  # print it again
 
 Waiting is wall-clock time between the end of a step and the next batch, as a share of an epoch.
-"Making" is what a batch costs in CPU time by itself, against a step's: threads make batches while
-steps run, on the same cores. Reading is the decoding of all images before the first epoch; its
-share is of a run of so many epochs as the recipe has. The photographs are JPEG files of
-500 × 375 pixels, drawn for the occasion, in a folder for each class.
+"Making" is the CPU time of a batch by itself, relative to that of a step: threads make batches while
+steps run, on the same cores. "Reading" is the decoding of all images before the first epoch; its
+share is of a run with as many epochs as the recipe has. The photographs are JPEG files of
+500 × 375 pixels, generated for this benchmark, in one folder per class.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure_all(sources: list[str], limit: int) -> dict[str, Any]:
-    """Every source, one after another."""
+    """Measure every source, one after another."""
     base, rows = pm.load_base(BASE), {}
     with tempfile.TemporaryDirectory() as folder:
         for source in sources:
@@ -75,7 +75,7 @@ def measure_all(sources: list[str], limit: int) -> dict[str, Any]:
 
 
 def measure(base: pm.Base, source: str, side: int, limit: int) -> dict[str, Any]:
-    """Two epochs, of which the second counts, and what batches and steps cost alone."""
+    """Measure two epochs, of which the second counts, and the cost of batches and steps alone."""
     recipe = get_recipe("quick", side=side)
     begin = time.perf_counter()
     images = pm.load_data(source, limit=limit)
@@ -111,7 +111,7 @@ def measure(base: pm.Base, source: str, side: int, limit: int) -> dict[str, Any]
 
 
 def draw_photographs(folder: Path) -> None:
-    """JPEG files with the fine and coarse detail of photographs, in a folder for each class."""
+    """Write JPEG files with the fine and coarse detail of photographs, in one folder per class."""
     random = np.random.default_rng(0)
     for number in range(PHOTOGRAPHS):
         place = folder / f"class {number % CLASSES}"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The runs of docs/findings.md. Each can be cut and goes on where it was: about twelve hours on two cores in all.
+# The runs of docs/findings.md. An interrupted run continues where it stopped: about twelve hours on two cores in all.
 #
 #   benchmarks/findings.sh sketch|decathlon|ablation-flowers|ablation-gtsrb DATA [OPTIONS…]
 #
 # DATA holds sketch-mini and decathlon-mini (a folder of images for each domain, in the benchmarks' layouts) and, beside
-# it, weights/resnet18-tinyimagenet-64.safetensors. More options go to `polymask benchmark`: --workers 2, say.
+# it, weights/resnet18-tinyimagenet-64.safetensors. More options go to `polymask benchmark`, such as --workers 2.
 set -euo pipefail
 run=$1 data=$2
 shift 2

@@ -3,8 +3,8 @@
 OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/gradient_traffic.py \
     --out results/gradient-traffic.json
 
-`given` is what a rank gives to collectives in a step, by what it is for; `wire` is what the
-loopback interface carried for both ranks (others may use it too, so it is a little high).
+`given` is what a rank passes to collectives in a step, by purpose; `wire` is what the
+loopback interface carried for both ranks (other programs may use it too, so it is a little high).
 """
 
 import argparse
@@ -22,7 +22,7 @@ STEPS = 6
 
 
 class Random:
-    """Batches of noise: traffic does not depend on what is in them."""
+    """Batches of noise: traffic does not depend on their content."""
 
     def __len__(self) -> int:
         return STEPS

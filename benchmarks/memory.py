@@ -3,10 +3,10 @@
     python benchmarks/memory.py --out results/memory.json    # about 3 minutes on two free cores
     python benchmarks/memory.py --table results/memory.json  # print it again
 
-What is counted is resident memory (Linux), the highest of the second step and later, over what was
-resident before the network was made: so neither imports nor the compiler's own work count. The C
-library is told to give large blocks back at once, so the peak is that of what is in use. Training
-is by fused Adam; "again" is the same thing measured twice, and shows what can be told apart. The
+The measure is resident memory (Linux): the peak from the second step on, minus what was
+resident before the network was made, so neither imports nor the compiler's own work count. The C
+library is told to return large blocks at once, so the peak is that of memory in use. Training
+uses fused Adam. "again" is the same thing measured twice, and shows the resolution. The
 network has random weights.
 """
 
@@ -32,7 +32,7 @@ import polymask as pm
 from polymask.methods.affine.formula import set_kernels
 from polymask.nets.zoo import build
 
-GOAL = 9  # bytes a masked weight, over fine-tuning
+GOAL = 9  # bytes per masked weight, above fine-tuning
 STEPS = 3
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Every variant in processes of its own, in turn."""
+    """Measure every variant in its own processes, in turn."""
     peaks: dict[str, int] = {}
     for turn in range(options.repeats):
         for name in [*TRAINING, *INFERENCE]:
@@ -95,7 +95,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_process(name: str, options: argparse.Namespace) -> int | None:
-    """The peak of one variant; None where it cannot be had here."""
+    """The peak of one variant; None if it cannot be measured here."""
     words = ["--variant", name, "--side", options.side, "--batch", options.batch]
     words += ["--threads", options.threads]
     run = subprocess.run(
@@ -110,7 +110,7 @@ def in_process(name: str, options: argparse.Namespace) -> int | None:
 
 
 def measure(options: argparse.Namespace) -> int | None:
-    """The highest resident memory of a variant, over what was there before its network."""
+    """The peak resident memory of a variant, minus what was resident before its network."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     name = options.variant
@@ -125,7 +125,7 @@ def measure(options: argparse.Namespace) -> int | None:
     labels = torch.arange(options.batch) % CLASSES
     run(images, labels)
     gc.collect()
-    CLEAR.write_text("5")  # the highest is counted from here on
+    CLEAR.write_text("5")  # the peak is counted from here on
     for _ in range(STEPS - 1):
         run(images, labels)
     return resident("VmHWM") - before
@@ -206,7 +206,7 @@ INFERENCE: dict[str, Callable[[], Run]] = {
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Peaks, and bytes a masked weight over the plain way."""
+    """Peaks, and bytes per masked weight above the plain variant."""
     setup, parts = results["setup"], []
     for title, key in (
         ("training, peak over fine-tuning", "bytes_per_weight_over_finetune"),

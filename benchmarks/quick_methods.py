@@ -3,10 +3,10 @@
     python benchmarks/quick_methods.py --data DIR --out results/quick-methods.json
         [--part 0/2] [--threads 1]
 
-The warm-up is that of `quick` when this was measured, 0.2 epochs; it has a whole one now.
+The warm-up is the one that `quick` had when this was measured, 0.2 epochs; it now has a whole one.
 
-What a method may choose from is compared on val with the first seed; the best one is used for all
-seeds. What is done is kept and skipped. `--table` prints the result.
+A method's choices are compared on val with the first seed; the best one is used for all
+seeds. Finished runs are kept and skipped. `--table` prints the result.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from polymask.data.load import load_data
 from polymask.train.learn import learn, make_loaders
 from polymask.train.recipe import get_recipe
 
-# What a method may choose: its norms, and those that `quick` was not found with their rate. What
-# Piggyback and classifier-only do to norms is part of what they are.
+# A method's choices: its norms and, if `quick` was not found with it, its rate. What Piggyback and
+# classifier-only do to norms is part of their definition.
 CHOICES: dict[str, list[tuple[str, dict]]] = {
     "affine-full": [("affine", {}), ("shared", {})],
     "finetune": [("affine", {}), ("shared", {}), ("affine", {"weight_rate": 3e-4})],
@@ -86,7 +86,7 @@ def best(rows: dict, method: str) -> int:
 
 
 def print_table(rows: dict) -> None:
-    """One line for every method: test accuracy over the seeds of its best choice."""
+    """Print one line per method: test accuracy over the seeds of its best choice."""
     print("| method | norms | changed in `quick` | test accuracy, mean ± s.d. | seeds |")
     print("|---|---|---|---|---|")
     for method in CHOICES:

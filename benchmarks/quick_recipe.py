@@ -3,8 +3,8 @@
     python benchmarks/quick_recipe.py --data DIR --out results/quick-recipe.json
         [--limit 1200] [--only NAME …] [--part 0/2] [--threads 1]
 
-Each variant changes some fields of the recipe. What is done is kept and skipped, so parts may run
-side by side while the file grows.
+Each variant changes some fields of the recipe. Finished variants are kept and skipped, so parts may run
+in parallel while the file grows.
 """
 
 import argparse

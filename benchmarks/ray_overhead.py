@@ -1,9 +1,9 @@
-"""What Ray costs over processes of this machine, for jobs of about a minute.
+"""What Ray costs compared with local processes, for jobs of about a minute.
 
 python benchmarks/ray_overhead.py --out results/ray-overhead.json
 
-The same jobs by `--workers N` and by a Ray of its own, in turn, starting and ending each included.
-Overhead is that of the median times. About ten minutes on an idle machine of two cores.
+The same jobs run in turn with `--workers N` and with a Ray of its own, including starting and stopping
+each. Overhead is computed from the median times. About ten minutes on an idle machine with two cores.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
             for engine in times if repeat % 2 == 0 else reversed(times):
                 jobs = plan(Path(place) / f"{engine}-{repeat}", given.jobs, epochs)
                 began = time.perf_counter()
-                share = os.cpu_count() / given.workers  # so that Ray does as many at a time
+                share = os.cpu_count() / given.workers  # so that Ray runs as many at a time
                 options = {"engine": engine, "workers": given.workers, "cpus_per_job": share}
                 found = run_jobs(jobs, **options, threads=1)
                 times[engine].append(time.perf_counter() - began)
@@ -67,7 +67,7 @@ def plan(out: Path, count: int, epochs: int) -> list:
 
 
 def calibrate(place: Path, seconds: float, workers: int) -> int:
-    """Epochs of a job that takes about so long beside as many others as there are workers."""
+    """The epochs of a job that takes about this long while all workers are busy."""
     took = []
     for epochs in (1, 4):
         jobs = plan(place / f"calibration-{epochs}", workers, epochs)

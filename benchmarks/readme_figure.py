@@ -1,4 +1,4 @@
-"""The figure of the README, from the result that a demo left.
+"""The figure of the README, from the result of a demo.
 
 polymask demo && cp demo/result.json results/demo.json
 python benchmarks/readme_figure.py results/demo.json docs/assets/size-against-accuracy.svg

@@ -3,14 +3,14 @@
     python benchmarks/scale.py --out results/scale.json    # about 5 minutes on two free cores
     python benchmarks/scale.py --table results/scale.json  # print it again
 
-Each size has a process of its own: `MultiDomainModel` loads a library of so many packs, every
-domain is called once (so its network is merged first), then the last one again; then as many
-domains are added to another model. Times are CPU seconds of one thread, divided by the number of
-domains; small sizes are repeated. Memory is what becomes resident (Linux) from the loading to the
-last call, beside what is expected: the bytes of the packs, and of the merged networks that the
-cache holds; the C library is told to give large blocks back at once, so that it is what is in use.
-The network has random weights. Ten packs are made, all others are links to them; a
-domain is loaded into memory of its own all the same.
+Each size runs in its own process: `MultiDomainModel` loads a library of that many packs, every
+domain is called once (so its network is merged first), then the last one again; then the same number
+of domains is added to another model. Times are CPU seconds of one thread, divided by the number of
+domains; small sizes are repeated. Memory is what becomes resident (Linux) from loading to the
+last call, next to what is expected: the bytes of the packs and of the merged networks that the
+cache holds. The C library is told to return large blocks at once, so that this is memory in use.
+The network has random weights. Ten packs are made and all others are links to them, but each
+domain is still loaded into its own memory.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SIZES = (1, 10, 100, 1000)
 DISTINCT = 10
 BUDGET = 300 << 20  # three merged networks
 SIDE = 64
-LEAST = 10  # domains that a time is taken over, at least
+LEAST = 10  # a time covers at least this many domains
 STATUS = Path("/proc/self/status")
 
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measure_all(sizes: list[int]) -> dict[str, Any]:
-    """Every size, each in a process of its own."""
+    """Measure every size, each in its own process."""
     base = make_base()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -103,12 +103,12 @@ def make_base() -> pm.Base:
 
 
 def measure(packs: Path, size: int) -> dict[str, Any]:
-    """Seconds a domain of each verb, and resident against expected memory."""
+    """Seconds per domain of each verb, and resident against expected memory."""
     base = make_base()
     with tempfile.TemporaryDirectory(dir=packs) as folder:
         library = Path(folder)
         put_links(packs, library, 1)
-        use(base, library)  # imports, and memory that is taken at first use
+        use(base, library)  # imports, and memory allocated at first use
         put_links(packs, library, size)
         gc.collect()
         before = resident()
@@ -130,7 +130,7 @@ def measure(packs: Path, size: int) -> dict[str, Any]:
 
 
 def use(base: pm.Base, library: Path) -> tuple[pm.MultiDomainModel, dict[str, float]]:
-    """Load a library and call every domain, the last one twice; CPU seconds of all that."""
+    """Load a library and call every domain, the last one twice; return the CPU seconds of each."""
     images = torch.randn(1, 3, SIDE, SIDE)
     model = pm.MultiDomainModel(base, cache_bytes=BUDGET)
     seconds = {"load": seconds_of(lambda: model.load_library(library))}
@@ -147,7 +147,7 @@ def add_all(base: pm.Base, domains: list[pm.Domain], size: int) -> None:
 
 
 def put_links(packs: Path, library: Path, size: int) -> None:
-    """So many packs in a library; those that it has stay."""
+    """Fill a library up to this many packs; existing ones stay."""
     for number in range(len(list(library.iterdir())), size):
         os.link(packs / f"{number % DISTINCT}.safetensors", library / f"{number}.safetensors")
 
@@ -165,7 +165,7 @@ def resident() -> int:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Milliseconds a domain, and memory."""
+    """Milliseconds per domain, and memory."""
     setup = results["setup"]
     head = (
         f"{setup['network']}, packs of {setup['pack_bytes'] / 1e6:.2f} MB, a cache of "

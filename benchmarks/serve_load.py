@@ -1,15 +1,15 @@
-"""Load on `polymask serve`, on this machine alone, beside the plain PyTorch forward.
+"""Load on `polymask serve`, on one machine, compared with the plain PyTorch forward pass.
 
     python benchmarks/serve_load.py --seconds 600 --out results/serve-load.json    # 14 minutes
     python tools/serve_tables.py                                                  # docs/serve.md
 
-1. One warm domain: images a second through HTTP, as a share of what the bare network does with
-   batches of the same size that are in memory already. The two are measured in turn.
-2. A thousand domains, requests of one image spread by Zipf(1.0), a cache of 50 networks: images a
-   second, times, hit rate, memory.
-3. The same draws by loading each domain's full checkpoint, without a cache and with one of 50.
+1. One warm domain: images per second through HTTP, as a share of what the bare network does with
+   batches of the same size that are already in memory. The two are measured in turn.
+2. A thousand domains, requests of one image distributed by Zipf(1.0), a cache of 50 networks: images
+   per second, times, hit rate, memory.
+3. The same draws, loading each domain's full checkpoint, without a cache and with one of 50.
 
-The server, its clients and the yardsticks share the machine's cores.
+The server, its clients and the comparisons share the machine's cores.
 """
 
 import argparse
@@ -93,11 +93,11 @@ def environment() -> dict[str, Any]:
 
 
 def make_library(base: pm.Base, folder: Path, count: int) -> tuple[pm.Domain, int]:
-    """Packs d0000, d0001, …; one of the domains, and the bytes of its merged network."""
+    """Make packs d0000, d0001, …; return one of the domains and the bytes of its merged network."""
     folder.mkdir()
     torch.manual_seed(0)
     domain = pm.new_domain(base, "affine-full", [f"class {i}" for i in range(CLASSES)])
-    with torch.no_grad():  # a mask of ones would be stored in no space, and merged in no time
+    with torch.no_grad():  # a mask of ones would take no space and no time to merge
         for parameter in domain.transforms.parameters():
             if parameter.ndim > 1:
                 parameter.add_(0.01 * torch.randn_like(parameter) - 0.001)

@@ -1,16 +1,16 @@
-"""What masks cost in time: learning, switching, inference, with the rivals in the same run.
+"""What masks cost in time: learning, switching, inference, with competitors in the same run.
 
     python benchmarks/speed.py --out results/speed.json    # about 8 minutes on two free cores
     python benchmarks/speed.py --table results/speed.json  # print it again, beside the goals
     python benchmarks/speed.py --table results/speed.json --figure docs/assets/speed.svg
     python tools/speed_table.py                            # put the tables into docs/speed.md
 
-Everything is a ratio between things that ran in turn, round by round: the median of the rounds and
-their quartiles. "Again" is the same thing timed twice, and shows what the clock can tell apart. The
+Every result is a ratio between things that ran in turn, round by round: the median of the rounds and
+their quartiles. "Again" is the same thing timed twice, and shows the resolution of the clock. The
 network is ResNet-50 with random weights (23,454,912 masked weights in 53 layers).
 
-PEFT is no dependency of polymask and is left out where it is not installed. In an environment that
-has it (see compare_peft.py), `--only step --out results/speed.json` measures that part again, and
+polymask does not depend on PEFT, which is skipped if it is not installed. In an environment that
+has it (see compare_peft.py), `--only step --out results/speed.json` measures that part again and
 leaves the others as they are.
 """
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Every part that is asked for; what another run left in the file stays."""
+    """Measure every requested part; keep what an earlier run wrote to the file."""
     clock = Clock(options.threads)
     before = {}
     if options.out is not None and options.out.exists():
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def others(path: Path | None) -> dict[str, Any]:
-    """What the other scripts left beside a result: memory, scale, data and the demo."""
+    """The results that the other scripts wrote next to this one: memory, scale, data and the demo."""
     folder = path.parent if path is not None else Path("results")
     files = {name: folder / f"{name}.json" for name in ("memory", "scale", "data", "demo")}
     return {name: json.loads(f.read_text()) for name, f in files.items() if f.exists()}

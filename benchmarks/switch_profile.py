@@ -1,8 +1,8 @@
-"""Where the time of a complete switch goes, operation by operation; ResNet-50, one thread.
+"""Where the time of a complete switch goes, by operation; ResNet-50, one thread.
 
     python benchmarks/switch_profile.py --out results/switch-profile.json    # ten seconds
 
-`load_state_dict`, the rival, copies every tensor once; what a switch does is listed beside it.
+`load_state_dict`, the competitor, copies every tensor once; the operations of a switch are listed next to it.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def profile(base: pm.Base, domains: list[pm.Domain], kind: str) -> dict[str, Any]:
-    """Milliseconds of a switch by function, the largest first; the rest is one row."""
+    """Milliseconds of a switch by function, largest first; the rest is one row."""
     set_kernels(kind)
     working = WorkingNetwork(base)
     for domain in domains:

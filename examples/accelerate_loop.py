@@ -1,7 +1,7 @@
 """.venv/bin/torchrun --nproc-per-node=2 examples/accelerate_loop.py: a domain in Hugging Face Accelerate's loop.
 
 pip install 'polymask[vision,demo]' accelerate. `pm.DomainModel` is an ordinary module whose parameters are
-the domain's, so Accelerate needs to know nothing else.
+the domain's, so Accelerate needs no further setup.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main() -> None:
     given = parser.parse_args()
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    # `accelerate launch` has been seen to start one process where two were asked for.
+    # `accelerate launch` has been seen to start one process where two were requested.
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", "1"))
 
     base = pm.load_base("efficientnet-lite0")

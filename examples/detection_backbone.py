@@ -1,10 +1,10 @@
 """.venv/bin/python examples/detection_backbone.py: a domain as the backbone of torchvision's FCOS detector.
 
-The method is not only for classifiers. The base here gives three feature maps of EfficientNet-Lite0 with its
-ImageNet weights; `pm.DomainModel` stands in the detector as its body, with torchvision's feature pyramid and
-FCOS head after it. What learns is the domain, the pyramid and the head; the base is shared and stays as
-it is. The scenes are scikit-learn's digits on noise, one a scene, so that the best box is the answer and no
-suppression of others (a compiled operator) is needed.
+The method is not only for classifiers. The base here returns three feature maps of EfficientNet-Lite0 with its
+ImageNet weights. `pm.DomainModel` is the body of the detector, followed by torchvision's feature pyramid and
+FCOS head. The domain, the pyramid and the head learn; the base is shared and does not change. The scenes are
+scikit-learn's digits on noise, one per scene, so the best box is the answer and no suppression of others
+(a compiled operator) is needed.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import polymask as pm
 
-pm.import_torchvision()  # beside a CPU-only torch it needs help
+pm.import_torchvision()  # with a CPU-only torch it needs help
 import timm  # noqa: E402
 from torchvision.models.detection import FCOS  # noqa: E402
 from torchvision.models.detection.anchor_utils import AnchorGenerator  # noqa: E402
@@ -25,7 +25,7 @@ SIDE, STEPS, BATCH = 96, 50, 8
 
 
 class Pyramid(nn.Module):
-    """Feature maps of a body, made equally wide."""
+    """The feature maps of a body, all with the same number of channels."""
 
     out_channels = 64  # FCOS asks its backbone
 
@@ -55,7 +55,7 @@ def make_scenes(count: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
 
 @torch.no_grad()
 def best_boxes(detector: FCOS, images: Tensor) -> Tensor:
-    """The box of the most certain place of each image, (N, 4)."""
+    """The box at the most confident position of each image, (N, 4)."""
     batch, _ = detector.transform(list(images))
     maps = list(detector.backbone(batch.tensors).values())
     found = detector.head(maps)

@@ -1,7 +1,7 @@
-""".venv/bin/torchrun --nproc-per-node=2 examples/fabric_loop.py: a domain in the loop of Lightning Fabric.
+""".venv/bin/torchrun --nproc-per-node=2 examples/fabric_loop.py: a domain in a Lightning Fabric loop.
 
 pip install 'polymask[vision,demo]' lightning-fabric. `pm.DomainModel` is an ordinary module whose parameters are
-the domain's, so Fabric needs to know nothing else.
+the domain's, so Fabric needs no further setup.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-""".venv/bin/python examples/hf_trainer.py: a domain in the Trainer of Hugging Face transformers.
+""".venv/bin/python examples/hf_trainer.py: a domain in the Hugging Face transformers Trainer.
 
-The Trainer calls a model with a batch's entries by name, and takes "loss" and "logits" from what it
-returns. `pm.DomainModel` does that with `images` and `labels`, so it goes in as it is; an
-optimiser made of `domain.param_groups()` goes with it. pip install 'polymask[examples]'.
+The Trainer calls a model with a batch's entries by name, and reads "loss" and "logits" from what it
+returns. `pm.DomainModel` supports this with `images` and `labels`, so it can be used unmodified, with an
+optimiser made from `domain.param_groups()`. pip install 'polymask[examples]'.
 """
 
 import tempfile
@@ -12,18 +12,18 @@ from torch import Tensor
 
 import polymask as pm
 
-pm.import_torchvision()  # transformers imports it, which beside a CPU-only torch needs help
+pm.import_torchvision()  # transformers imports it, which with a CPU-only torch needs help
 from transformers import EvalPrediction, Trainer, TrainingArguments  # noqa: E402
 
 
 def collate(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
-    """A batch by the names that the model's `forward` has."""
+    """A batch, keyed by the argument names of the model's `forward`."""
     images, labels = zip(*samples, strict=True)
     return {"images": torch.stack(images), "labels": torch.tensor(labels)}
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """What the Trainer is to say of test images beside the loss."""
+    """The metric that the Trainer reports for test images in addition to the loss."""
     right = prediction.predictions.argmax(1) == prediction.label_ids
     return {"accuracy": float(right.mean())}
 

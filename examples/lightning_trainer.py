@@ -1,7 +1,7 @@
-""".venv/bin/python examples/lightning_trainer.py: a domain in the Trainer of PyTorch Lightning.
+""".venv/bin/python examples/lightning_trainer.py: a domain in the PyTorch Lightning Trainer.
 
-The LightningModule holds a `pm.DomainModel`; its checkpoints hold the domain alone, since that is
-all that learns. pip install 'polymask[examples]'.
+The LightningModule holds a `pm.DomainModel`. Its checkpoints hold only the domain, since nothing
+else learns. pip install 'polymask[examples]'.
 """
 
 import logging
@@ -15,24 +15,24 @@ from torch.utils.data import DataLoader
 
 import polymask as pm
 
-pm.import_torchvision()  # Lightning's metrics import it, which beside a CPU-only torch needs help
+pm.import_torchvision()  # Lightning's metrics import it, which with a CPU-only torch needs help
 import pytorch_lightning as lightning  # noqa: E402
 
 
 class LearnDomain(lightning.LightningModule):
-    """Cross-entropy, and Adam with a rate of its own for the head."""
+    """Cross-entropy, and Adam with a separate rate for the head."""
 
     def __init__(self, base: pm.Base, domain: pm.Domain) -> None:
         super().__init__()
         self.model = pm.DomainModel(base, domain)
 
     def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
-        """One batch's loss."""
+        """The loss of one batch."""
         images, labels = batch
         return F.cross_entropy(self.model(images), labels)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
-        """Loss and accuracy of a batch that is not learned from."""
+        """Loss and accuracy of a validation batch."""
         images, labels = batch
         logits = self.model(images)
         self.log("loss", F.cross_entropy(logits, labels))

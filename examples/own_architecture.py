@@ -1,9 +1,9 @@
-""".venv/bin/python examples/own_architecture.py: domains on a network of one's own.
+""".venv/bin/python examples/own_architecture.py: domains on your own network.
 
 polymask needs to know nothing about a network: it runs it once and sees which parameters enter a convolution
-or a linear map. This one reads a digit as a signal of 64 numbers, by 1-D, grouped and transposed
-convolutions, a linear layer, and a matrix that is no layer's. It learns the digits 0 to 4 by itself; 5 to 9
-are then a domain on it, at one bit a weight, and 0 to 4 go on as they were.
+or a linear map. This one reads a digit as a signal of 64 numbers, with 1-D, grouped and transposed
+convolutions, a linear layer, and a matrix that belongs to no layer. It first learns the digits 0 to 4; 5 to 9
+then become a domain on it, at one bit per weight, and 0 to 4 work as before.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ EPOCHS, BATCH = 12, 32
 
 
 class SignalNet(nn.Module):
-    """A signal (1, 64) to logits, with every kind of weight that a mask can lie on."""
+    """A signal (1, 64) to logits, with every kind of weight that can be masked."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class SignalNet(nn.Module):
         self.grouped = nn.Conv1d(32, 64, 3, stride=2, padding=1, groups=4)
         self.up = nn.ConvTranspose1d(64, 64, 4, stride=2, padding=1)
         self.hidden = nn.Linear(64 * 32, 64)
-        self.mixing = nn.Parameter(torch.randn(64, 64) / 8)  # no module's weight
+        self.mixing = nn.Parameter(torch.randn(64, 64) / 8)  # not the weight of a module
         self.classify = nn.Linear(64, classes)
 
     def forward(self, signals: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class SignalNet(nn.Module):
 
 
 def train(model: nn.Module, signals: Tensor, labels: Tensor, rate: float) -> None:
-    """The same loop for the whole network and for a domain: whatever learns, learns."""
+    """The same loop for the whole network and for a domain: it trains every parameter that has a gradient."""
     optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
     model.train()
     for _ in range(EPOCHS):
@@ -54,7 +54,7 @@ def train(model: nn.Module, signals: Tensor, labels: Tensor, rate: float) -> Non
 
 @torch.no_grad()
 def accuracy(model: nn.Module, signals: Tensor, labels: Tensor) -> float:
-    """The share of signals that a model is right about."""
+    """The share of signals that a model classifies correctly."""
     return (model(signals).argmax(1) == labels).float().mean().item()
 
 

@@ -1,9 +1,9 @@
-""".venv/bin/python examples/plain_loop.py: a domain in a training loop of one's own.
+""".venv/bin/python examples/plain_loop.py: a domain in your own training loop.
 
 `pm.DomainModel` is an ordinary module whose parameters are exactly the domain's, and
-`domain.param_groups()` gives them by part, so that the head can have an optimiser of its own, as in
-the paper. The network is EfficientNet-Lite0 with its ImageNet weights, the images are digits of
-scikit-learn.
+`domain.param_groups()` returns them by part, so that the head can have its own optimiser, as in
+the paper. The network is EfficientNet-Lite0 with its ImageNet weights; the images are scikit-learn's
+digits.
 """
 
 import tempfile
@@ -18,14 +18,14 @@ EPOCHS = 4
 
 
 def main() -> None:
-    """Train, save, load, and show that the base is what it was."""
+    """Train, save, load, and show that the base is unchanged."""
     torch.manual_seed(0)
     base = pm.load_base("efficientnet-lite0")
     data = pm.load_data("digits", limit=400)
     recipe = pm.get_recipe("quick", side=48, batch_size=16)
     loaders = pm.make_loaders(data, base.input, recipe)
 
-    # Few images and small batches: the base's norm statistics serve better than new ones.
+    # Few images and small batches: the base's norm statistics work better than new ones.
     domain = pm.new_domain(base, "affine-full", data.classes, norms="affine")
     model = pm.DomainModel(base, domain)
     parts = domain.param_groups()

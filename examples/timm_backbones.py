@@ -1,8 +1,8 @@
-""".venv/bin/python examples/timm_backbones.py: domains on a ViT and a ConvNeXt of timm.
+""".venv/bin/python examples/timm_backbones.py: domains on a ViT and a ConvNeXt from timm.
 
-Nothing is said to polymask about either: one forward pass shows which weights there are (those of
-attention, depthwise convolutions) and which layer is the classifier. The weights are random here;
-`pm.load_base("timm:NAME")` loads pretrained ones. Masks learn even so, among random weights.
+polymask is told nothing about either network: one forward pass shows which weights there are (attention,
+depthwise convolutions) and which layer is the classifier. The weights are random here;
+`pm.load_base("timm:NAME")` loads pretrained ones. Masks learn even on random weights.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import polymask as pm
 
-pm.import_torchvision()  # timm imports it, which beside a CPU-only torch needs help
+pm.import_torchvision()  # timm imports it, which with a CPU-only torch needs help
 import timm  # noqa: E402
 
 SIDE, STEPS = 32, 30
@@ -21,7 +21,7 @@ NETWORKS = {
 
 
 def learn(base: pm.Base, domain: pm.Domain, loaders: pm.Loaders) -> list[float]:
-    """Some steps of Adam on everything that the domain owns; the loss of each."""
+    """Train everything that the domain owns for some steps of Adam; return the loss of each."""
     model = pm.DomainModel(base, domain).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses: list[float] = []
@@ -62,7 +62,7 @@ def main() -> None:
         print(f"  loss {first:.3f} -> {last:.3f} in {STEPS} steps; {bits:.2f} bits a weight")
         assert last < first
 
-        merged = domain.merged(base)  # an ordinary network of timm's
+        merged = domain.merged(base)  # an ordinary timm network
         with torch.no_grad():
             assert torch.allclose(merged(images), domain(base, images), atol=1e-5)
         base.verify()

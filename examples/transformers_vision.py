@@ -1,8 +1,8 @@
-""".venv/bin/python examples/transformers_vision.py: domains on vision models of Hugging Face transformers.
+""".venv/bin/python examples/transformers_vision.py: domains on Hugging Face transformers vision models.
 
-A model goes into `pm.load_base` as it is. Of the object that it returns polymask takes the logits, where
-there are any, else the pooled features. The models are small and have random weights here;
-`AutoModel.from_pretrained` gives trained ones, and all else is the same. pip install 'polymask[examples]'.
+Pass a model to `pm.load_base` unmodified. From the object that it returns, polymask takes the logits if
+there are any, else the pooled features. The models here are small and have random weights;
+`AutoModel.from_pretrained` loads trained ones, and the rest stays the same. pip install 'polymask[examples]'.
 """
 
 import tempfile
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import polymask as pm
 
-pm.import_torchvision()  # transformers imports it, which beside a CPU-only torch needs help
+pm.import_torchvision()  # transformers imports it, which with a CPU-only torch needs help
 from transformers import (  # noqa: E402
     ConvNextConfig,
     ConvNextModel,

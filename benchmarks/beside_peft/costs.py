@@ -1,4 +1,4 @@
-"""What each costs: the time of a step, bytes of a domain, convolutions that it can take."""
+"""What each library costs: the time of a step, the bytes of a domain, the convolutions that it supports."""
 
 import copy
 import random
@@ -17,14 +17,14 @@ from torch import nn
 import polymask as pm
 
 RANKS = (4, 8, 16)
-TIMED = ((SIDE, BATCH), (224, 8))  # pixels, images a step
+TIMED = ((SIDE, BATCH), (224, 8))  # pixels, images per step
 WARM_UP = 2  # rounds that do not count
 
 
 def time_steps(net: nn.Module, side: int, batch: int, rounds: int) -> dict[str, Any]:
-    """Training steps in turn, in an order drawn anew each round, as ratios to fine-tuning's.
+    """Time training steps in turn, in a new random order each round, as ratios to fine-tuning.
 
-    The same thing timed twice, "fine-tuning again", shows what the clock can tell apart.
+    The same thing timed twice, "fine-tuning again", shows the resolution of the clock.
     """
     torch.manual_seed(0)
     images, labels = torch.randn(batch, 3, side, side), torch.arange(batch) % SOURCES[WIDEST]
@@ -81,7 +81,7 @@ def grouped_convolutions(name: str) -> dict[str, Any]:
         return attempt(lambda: peft.get_peft_model(copy.deepcopy(base.net), config))["works"]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # grouped layers that it takes cannot be merged
+        warnings.simplefilter("ignore")  # grouped layers that it accepts cannot be merged
         accepted = sum(map(accepts, convolutions))
     sites = [site for site in base.sites if site.removesuffix(".weight") in convolutions]
     return {

@@ -1,4 +1,4 @@
-"""What was measured as the tables of docs/comparison.md; needs neither torch nor PEFT."""
+"""The measurements as the tables of docs/comparison.md; needs neither torch nor PEFT."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def sections(results: dict[str, Any]) -> dict[str, str]:
 
 
 def filled(page: str, results: dict[str, Any]) -> str:
-    """The page with what is between its markers made from the results."""
+    """The page with the text between its markers generated from the results."""
     for name, text in sections(results).items():
         begin, end = f"<!-- compare_peft.py: {name} -->\n", f"<!-- end of {name} -->\n"
         if page.count(begin) != 1 or page.count(end) != 1:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def measure(make: Callable[[nn.Module], Any], net: nn.Module, data: dict) -> dict[str, Any]:
-    """Learn the domains in turn and see what has moved."""
+    """Learn the domains in turn and measure what moved."""
     torch.manual_seed(0)
     system, images, labels = make(net), data[FIRST].images, data[FIRST].labels
     base_before = system.base_outputs(images)
@@ -28,7 +28,7 @@ def measure(make: Callable[[nn.Module], Any], net: nn.Module, data: dict) -> dic
             size[name] = system.save(name, Path(folder))
         after, base_after = system.outputs(FIRST, images), system.base_outputs(images)
         widths = {name: system.outputs(name, images[:1]).shape[1] for name in data}
-        mixed = try_mixed(system, data)  # last: where it raises, PEFT's hooks stay on the model
+        mixed = try_mixed(system, data)  # last: if it raises, PEFT's hooks stay on the model
     accuracy = [percent(out.argmax(1) == labels) for out in (before, after)]
     return {
         "first_domain_largest_output": largest(before),
@@ -45,7 +45,7 @@ def measure(make: Callable[[nn.Module], Any], net: nn.Module, data: dict) -> dic
 
 
 def try_mixed(system: Any, data: dict[str, DomainSample]) -> dict[str, Any]:
-    """One batch with images of all domains, against the same images domain by domain."""
+    """Compare one batch with images of all domains with the same images domain by domain."""
     names = [name for name in data for _ in range(4)]
     random.Random(0).shuffle(names)
     images = torch.cat([data[name].images[i : i + 1] for i, name in enumerate(names)])
@@ -62,7 +62,7 @@ def try_mixed(system: Any, data: dict[str, DomainSample]) -> dict[str, Any]:
 
 
 def try_class_counts(net: nn.Module, data: dict[str, DomainSample]) -> dict[str, Any]:
-    """Heads of 10 and 26 classes in PEFT: with its interface, then by exchanging a module."""
+    """Heads of 10 and 26 classes in PEFT: with its interface, then by replacing a module."""
     narrow = copy.deepcopy(net)
     narrow.fc = nn.Linear(512, SOURCES[FIRST])
     images = data[FIRST].images[:4]

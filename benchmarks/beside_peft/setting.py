@@ -12,9 +12,9 @@ import polymask as pm
 SOURCES = {"digits": 10, "letters": 26, "solar-cells": 2}  # name: classes, in order of learning
 FIRST, WIDEST = "digits", "letters"
 SIDE, BATCH, RANK = 64, 32, 8
-# Adam's. The first run had 1e-3 for all; affine-full's norm statistics then lagged so far behind
+# Adam's. The first run used 1e-3 for all; affine-full's norm statistics then lagged so far behind
 # that its outputs hardly varied. Of 1e-3, 5e-4 and the paper's 1e-4, tried on the first domain, it
-# has the last. LoRA's was not varied, so the accuracies in the file are not to be compared.
+# uses the last. LoRA's rate was not varied, so do not compare the accuracies in the file.
 RATES = {"head": 1e-3, "lora": 1e-3, "affine-full": 1e-4}
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -71,7 +71,7 @@ def train(model: nn.Module, batches: Batches, rate: float, hold_norms: bool = Fa
 
 
 def stepper(model: nn.Module, rate: float, hold_norms: bool = False) -> Callable[[Tensor, Tensor], None]:
-    """One training step of whatever in the model learns, the same for every system."""
+    """One training step for every parameter that learns, the same for every system."""
     model.train()
     if hold_norms:
         for module in model.modules():

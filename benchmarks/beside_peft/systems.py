@@ -72,7 +72,7 @@ class Peft:
 
 
 class Polymask:
-    """`affine-full` with own norms and a head of the domain's own width."""
+    """`affine-full` with own norms and a head as wide as the domain needs."""
 
     rate = RATES["affine-full"]
 
@@ -100,7 +100,7 @@ class Polymask:
     @torch.no_grad()
     def base_outputs(self, images: Tensor) -> Tensor:
         self.base.verify()
-        return self.net(images)  # the module that was handed over shares the base's memory
+        return self.net(images)  # the module that was passed in shares the base's memory
 
     def mixed(self, names: Sequence[str], images: Tensor) -> list[Tensor]:
         return self.many(images, domain=names)

@@ -26,7 +26,7 @@ def transform(clock: Clock, rounds: int) -> dict[str, Any]:
     base = pm.load_base(NETWORK, pretrained=False)
     shapes = [site.shape for site in base.sites.values()]
     by_rows = [torch.randn(shape) for shape in shapes]
-    # As convolutions give them where images lie by channels.
+    # As convolutions return them for channels-last images.
     by_channels = [g.contiguous(memory_format=torch.channels_last) for g in by_rows]
     source = torch.randn(sum(g.numel() for g in by_rows))
     target = torch.empty_like(source)
@@ -74,7 +74,7 @@ def transform(clock: Clock, rounds: int) -> dict[str, Any]:
 
 
 class Network(torch.autograd.Function):
-    """Stands for a network: takes weights, keeps none, and gives these gradients back."""
+    """A stand-in for a network: takes weights, keeps none, and returns these gradients."""
 
     @staticmethod
     def forward(ctx: Any, gradients: list[Tensor], *weights: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def step(clock: Clock, rounds: int) -> dict[str, Any]:
 
 
 def stepper(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
-    """One step of whatever in the model learns."""
+    """One step for every parameter that learns."""
     model.train().to(memory_format=torch.channels_last)
     if isinstance(model, NaiveMasks):
         model.base.apply(lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t)

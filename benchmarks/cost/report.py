@@ -1,4 +1,4 @@
-"""What was measured as tables beside the goals, and as a figure."""
+"""The measurements as tables next to the goals, and as a figure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -54,7 +54,7 @@ def setting_table(part: dict[str, Any]) -> str:
 
 
 def goals(results: dict[str, Any], others: dict[str, Any]) -> Iterator[Row]:
-    """Each goal with what was found; parts that were not measured are left out."""
+    """Each goal with its result; parts that were not measured are left out."""
     if "transform" in results:
         part = results["transform"]
         found, faster = part["ratios"]["compiled"], part["times_faster_than_naive"]["compiled"]
@@ -106,7 +106,7 @@ def goals(results: dict[str, Any], others: dict[str, Any]) -> Iterator[Row]:
 
 
 def step_goals(results: dict[str, Any]) -> Iterator[Row]:
-    """Steps as they were timed, and as their components make them."""
+    """Steps as timed, and as computed from their components."""
     found, limits = results["step"]["ratios"], {"compiled": 1.02, "eager": 1.06}
     for kind, limit in limits.items():
         if "transform" in results:
@@ -134,7 +134,7 @@ def at_most(what: str, limit: float, found: dict[str, Any]) -> Row:
 
 
 def within(what: str, limit: float, found: dict[str, Any], name: str, again: str) -> Row:
-    """Met where the ratio is no larger than the goal and what the clock cannot tell apart."""
+    """Met if the ratio is no larger than the goal plus what the clock cannot resolve."""
     low, high = found[again]["quartiles"]
     noise = max(high - 1, 1 - low, 0)
     text = f"{spread(found[name])}; the same twice: {spread(found[again])}"
@@ -143,7 +143,7 @@ def within(what: str, limit: float, found: dict[str, Any], name: str, again: str
 
 
 def figure(results: dict[str, Any]) -> str:
-    """Bars: learning and switching, in copies of the weights."""
+    """Bars for learning and switching, in copies of the weights."""
     panels = [
         ("masked weights and their gradients", bars(results["transform"], "memcpy")),
         ("switching to another domain", bars(results["switch"], "memcpy")),
@@ -176,7 +176,7 @@ def draw(axes: Any, title: str, found: dict[str, float]) -> None:
 
 
 def bars(part: dict[str, Any], unit: str) -> dict[str, float]:
-    """Medians, the largest first, without the unit itself."""
+    """Medians, largest first, without the unit itself."""
     shown = {n: row for n, row in part["ratios"].items() if "gradients" not in n}
     found = {n: row["median"] for n, row in shown.items() if not n.startswith(unit)}
     return dict(sorted(found.items(), key=lambda item: -item[1]))

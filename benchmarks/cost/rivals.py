@@ -1,4 +1,4 @@
-"""Other ways to learn masks on a network, written afresh, and LoRA where PEFT is installed."""
+"""Other ways to learn masks on a network, reimplemented, and LoRA if PEFT is installed."""
 
 import copy
 from typing import Any
@@ -12,7 +12,7 @@ from polymask.core.bits import binarize
 
 
 class NaiveMasks(nn.Module):
-    """Affine masks by plain operations: autograd keeps what each of them needs."""
+    """Affine masks with plain operations: autograd keeps what each of them needs."""
 
     def __init__(self, base: pm.Base, classes: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Threshold(torch.autograd.Function):
 
 
 class MaskedConv(nn.Module):
-    """A convolution with a mask over its frozen weight, as Piggyback has it: a layer of its own."""
+    """A convolution with a mask over its frozen weight, as a separate layer like Piggyback's."""
 
     def __init__(self, conv: nn.Conv2d, at: float = 5e-3) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def piggyback(net: nn.Module, classes: int) -> nn.Module:
 
 
 def lora(net: nn.Module, classes: int, rank: int = 8) -> nn.Module | None:
-    """LoRA of PEFT on every convolution, with a new head; None where PEFT is not installed."""
+    """PEFT's LoRA on every convolution, with a new head; None if PEFT is not installed."""
     try:
         import peft
     except ImportError:

@@ -1,4 +1,4 @@
-"""Timing several things in one run, in turn, so that what disturbs one disturbs all."""
+"""Time several things in one run, in turn, so that a disturbance affects all of them."""
 
 import random
 import statistics
@@ -20,7 +20,7 @@ class Clock:
         self.name = "CPU seconds" if threads == 1 else "wall-clock seconds"
 
     def interleaved(self, calls: Calls, rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
-        """Seconds of each call in each round; the order is drawn anew every round."""
+        """Seconds of each call in each round, in a new random order every round."""
         order, seconds = list(calls), {name: [] for name in calls}
         lots = random.Random(0)
         for turn in range(warm_up + rounds):

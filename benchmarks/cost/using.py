@@ -1,4 +1,4 @@
-"""What using domains costs: switching, inference, and looking at a pack."""
+"""What using domains costs: switching, inference, and inspecting a pack."""
 
 import subprocess
 import sys
@@ -25,8 +25,8 @@ DOMAINS = 4  # in one batch
 def switch(clock: Clock, rounds: int) -> dict[str, Any]:
     """One domain after another in the same network, against a copy of its weights.
 
-    "weights" and "complete" are what `MultiDomainModel` does where it has memory for one network
-    only, "cold merge" what it does for a network that its cache, which is full, does not hold.
+    "weights" and "complete" are what `MultiDomainModel` does if it has memory for only one network,
+    "cold merge" what it does for a network that is not in its full cache.
     """
     base = pm.load_base(NETWORK, pretrained=False)
     domains = [worn_domain(base, seed).frozen() for seed in (0, 1)]
@@ -67,7 +67,7 @@ def switch(clock: Clock, rounds: int) -> dict[str, Any]:
 
 
 def full_cache(base: pm.Base, domain: pm.Domain) -> MergedCache:
-    """A cache that holds one network, and has no room for another."""
+    """A cache that holds one network and has no room for another."""
     cache = MergedCache(base, 1 << 40)
     took(cache, "x", domain)
     cache.budget_bytes = cache.stats.bytes
@@ -75,13 +75,13 @@ def full_cache(base: pm.Base, domain: pm.Domain) -> MergedCache:
 
 
 def took(cache: MergedCache, name: str, domain: pm.Domain) -> None:
-    """Get at a network of a cache, and do nothing with it."""
+    """Fetch a network from a cache and do nothing with it."""
     with cache.use(name, domain):
         pass
 
 
 def checked(base: pm.Base, domains: list[pm.Domain], working: WorkingNetwork) -> None:
-    """What was timed gives the domain's own logits."""
+    """Check that what was timed gives the domain's own logits."""
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         for domain in domains:
@@ -89,13 +89,13 @@ def checked(base: pm.Base, domains: list[pm.Domain], working: WorkingNetwork) ->
 
 
 def inference(clock: Clock, rounds: int) -> dict[str, Any]:
-    """A merged network, and getting at one that is cached, against the plain network."""
+    """A merged network, and fetching a cached one, against the plain network."""
     base = pm.load_base(NETWORK, pretrained=False)
     domain = worn_domain(base).frozen()
     plain = pm.new_domain(base, "classifier-only", NAMES).merged(base)
     cache = MergedCache(base, 1 << 30)
     with cache.use("x", domain) as kept:
-        merged = kept  # nothing pushes it out
+        merged = kept  # nothing evicts it
     images = torch.randn(1, 3, SIDE, SIDE)
     calls = {
         "plain": lambda: plain(images),
@@ -134,7 +134,7 @@ def mixed(clock: Clock, rounds: int, base: pm.Base, plain: nn.Module) -> dict[st
 
 
 def show(clock: Clock, rounds: int) -> dict[str, Any]:
-    """CPU seconds of `polymask show`, in a process of its own; the least of five."""
+    """CPU seconds of `polymask show` in its own process; the least of five."""
     base = pm.load_base(NETWORK, pretrained=False)
     code = (
         "import resource, sys; from polymask.cli import main; main(['show', sys.argv[1]]);"

@@ -22,7 +22,7 @@ def form(domain: str, images: int, side: int) -> bytes:
 
 
 def zipf(count: int, seed: int) -> Iterator[int]:
-    """Places 0 … count - 1 without end; place r with a share of 1 / (r + 1)."""
+    """An endless stream of ranks 0 … count - 1; rank r with a share proportional to 1 / (r + 1)."""
     shares = 1 / np.arange(1, count + 1)
     random = np.random.default_rng(seed)
     while True:

@@ -1,4 +1,4 @@
-"""The yardsticks: the bare network, and a whole checkpoint for each domain."""
+"""The comparisons: the bare network, and a whole checkpoint for each domain."""
 
 import time
 from collections import OrderedDict
@@ -13,11 +13,11 @@ import polymask as pm
 from polymask.core.network import structural_copy
 from polymask.train.predict import logits, network
 
-FILES = 50  # of checkpoints; domain i has file i % 50, so that the disk is not what is measured
+FILES = 50  # of checkpoints; domain i has file i % 50, so that the disk is not measured
 
 
 def bare_forward(base: pm.Base, domain: pm.Domain, batch: int, seconds: float) -> float:
-    """Images a second of the merged network, on a batch in memory, with every core."""
+    """Images per second of the merged network, on a batch in memory, with every core."""
     net = network(base, domain)
     images = torch.randn(batch, *base.input.shape)
     for _ in range(3):
@@ -30,9 +30,9 @@ def bare_forward(base: pm.Base, domain: pm.Domain, batch: int, seconds: float) -
 
 
 class Checkpoints:
-    """Every domain a whole network in a file; the last `kept` stay in memory.
+    """Every domain is a whole network in a file; the last `kept` stay in memory.
 
-    It has no HTTP and no image to decode: what is compared is what a domain costs.
+    There is no HTTP and no image to decode: the comparison covers only the cost of a domain.
     """
 
     def __init__(self, base: pm.Base, domain: pm.Domain, folder: Path) -> None:
@@ -45,7 +45,7 @@ class Checkpoints:
             save_file(state, folder / f"full-{i}.safetensors")
 
     def run(self, domains: int, kept: int, warm_up: int, seconds: float) -> dict[str, float]:
-        """Images a second, one after another, for domains drawn by Zipf(1.0)."""
+        """Images per second, one after another, for domains drawn by Zipf(1.0)."""
         nets: OrderedDict[int, nn.Module] = OrderedDict()
         began, count, hits = time.perf_counter(), 0, 0
         for turn, i in enumerate(zipf(domains, seed=1)):

@@ -92,7 +92,7 @@ class Server:
         return total / 1024
 
     def warm_up(self, bodies: list[bytes], order: Iterator[int], count: int, clients: int) -> None:
-        """Send so many requests, and forget them."""
+        """Send this many requests and ignore the results."""
         first = list(islice(order, count))
         self.load(bodies, lambda seed: iter(first[seed::clients]), clients, float("inf"))
 
@@ -103,7 +103,7 @@ class Server:
         clients: int,
         seconds: float,
     ) -> Load:
-        """Send for so long, each client in an order of its own, one request after another."""
+        """Send for this long, each client in its own order, one request after another."""
         found, failed, lock = Load(), [], threading.Lock()
         began = time.perf_counter()
 
@@ -139,7 +139,7 @@ class Server:
 
 
 class Memory:
-    """The server's megabytes, once a second."""
+    """The server's memory in megabytes, sampled once per second."""
 
     def __init__(self, server: Server) -> None:
         self.samples: list[float] = []
@@ -152,7 +152,7 @@ class Memory:
             self.samples.append(server.resident())
 
     def stop(self) -> dict[str, float]:
-        """How memory went: the second half against the first."""
+        """Stop, and compare memory in the second half with the first."""
         self._done.set()
         self._thread.join()
         half = len(self.samples) // 2
