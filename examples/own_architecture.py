@@ -40,7 +40,7 @@ class SignalNet(nn.Module):
 
 
 def train(model: nn.Module, signals: Tensor, labels: Tensor, rate: float) -> None:
-    """The same loop for the whole network and for a domain: it trains every parameter that has a gradient."""
+    """The same loop for the whole network and for a domain: it trains what requires a gradient."""
     optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
     model.train()
     for _ in range(EPOCHS):
