@@ -365,7 +365,7 @@ def test_the_network_is_moved_and_the_fisher_information_shared_in_accounting():
     ("options", "message"),
     [
         ({"strength": -1}, "strength=-1 must be a number from 0 to"),
-        ({"fisher_batches": 0}, "fisher_batches=0 must be a whole number from 1"),
+        ({"fisher_batches": 0}, "fisher_batches=0 must be a whole number from 1 to"),
         ({"fisher_batches": 1.5}, "fisher_batches=1.5 must be a whole number"),
         ({"keep_fisher": 1}, "keep_fisher=1 must be true or false"),
         ({"lambda_": 1}, "no option 'lambda_'"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polymask.core.domain import Domain
 
 Images = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # one pass over (images, labels)
+_LARGEST = 1e9  # of any number among the options: a pack of a stranger may say anything
 
 
 class Stage(NamedTuple):
@@ -29,13 +30,15 @@ class OptionChecks:
     """For every method: values of options that make no sense are refused by name."""
 
     def check_types(self) -> None:
-        """Raise unless options of type `Literal` have one of its values, and those of type `bool` are true or false."""
+        """Raise unless a `Literal` has one of its values, a `bool` is true or false, and numbers are not absurd."""
         for option in fields(cast(Any, self)):
             value, allowed = getattr(self, option.name), get_args(option.type)
             if get_origin(option.type) is Literal and value not in allowed:
                 raise MethodError(f"{option.name}={value!r} is not one of {', '.join(map(str, allowed))}")
             if option.type is bool and not isinstance(value, bool):
                 raise MethodError(f"{option.name}={value!r} must be true or false")
+            if isinstance(value, int | float) and not abs(value) <= _LARGEST:
+                raise MethodError(f"{option.name}={value!r} is too large; give at most {_LARGEST:g}")
 
     def check_range(self, option: str, low: float, high: float) -> None:
         """Raise unless the option is a number in [low, high]."""
@@ -43,11 +46,11 @@ class OptionChecks:
         if not isinstance(value, int | float) or not low <= value <= high:
             raise MethodError(f"{option}={value!r} must be a number from {low:g} to {high:g}")
 
-    def check_whole(self, option: str, low: int = 1, high: int | None = None) -> None:
-        """Raise unless the option is a whole number from `low` on."""
-        value, top = getattr(self, option), "" if high is None else f" to {high}"
-        if type(value) is not int or value < low or (high is not None and value > high):
-            raise MethodError(f"{option}={value!r} must be a whole number from {low}{top or ' on'}")
+    def check_whole(self, option: str, low: int = 1, high: int = 1 << 16) -> None:
+        """Raise unless the option is a whole number in [low, high]."""
+        value = getattr(self, option)
+        if type(value) is not int or not low <= value <= high:
+            raise MethodError(f"{option}={value!r} must be a whole number from {low} to {high}")
 
     def check_interval(self, option: str) -> None:
         """Raise unless the option is two numbers, low and high; keep it as a tuple of floats."""

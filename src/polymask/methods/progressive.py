@@ -167,7 +167,7 @@ class Progressive(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_whole("columns")
+        self.check_whole("columns", high=256)
         self.check_whole("reduction")
 
     def transform(self, site: Site) -> FreeWeights:

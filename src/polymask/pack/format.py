@@ -75,7 +75,8 @@ def _deflate(data: bytes, strategy: int) -> bytes:
 
 
 FORMAT = 1
-_HEADER_LIMIT = 100 << 20
+_HEADER_LIMIT = 8 << 20  # bytes
+_DIGITS = 19  # of a whole number: what fits in 64 bits
 _TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "U8": "u1", "I64": "<i8"}
 
 
@@ -231,11 +232,24 @@ def _parse(path: str | Path, data: bytes, size: int) -> tuple[Manifest, dict[str
 
 
 def _json(path: str | Path, text: str | bytes) -> dict[str, Any]:
+    """An object of JSON whose numbers are finite and whose texts can be written as UTF-8."""
+
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
+    def number(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise ValueError(f"{digits[:20]} is too large")
+        return value
+
+    def whole(digits: str) -> int:
+        if len(digits.lstrip("-")) > _DIGITS:
+            raise ValueError(f"{digits[:20]}… is too large")
+        return int(digits)
+
     try:
-        value = json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse, parse_float=number, parse_int=whole)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on half a character
     except (ValueError, RecursionError) as error:
         raise PackError(f"{path} is damaged: its header is not JSON ({error})") from error
     if not isinstance(value, dict):

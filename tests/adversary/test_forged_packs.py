@@ -1,0 +1,155 @@
+"""A pack that somebody forged is refused by name, or it is exactly what it says; never anything else, and soon."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import polymask as pm
+from forged_packs import read_parts, write_forged
+from nets import SPEC, BlockNet, TinyNet
+from polymask.errors import PackError
+
+FIRST_HOUSE = Path(__file__).parents[1] / "first_house"
+NETS = {"learned": (TinyNet, 8), "blocks": (BlockNet, 10)}
+PACKS = sorted(FIRST_HOUSE.glob("*.spots.safetensors"))
+SECONDS = 5.0  # of CPU, for a pack of a few kB
+NASTY = [
+    *(None, True, 0, -1, 1, 2, 3, 10**9, 2**31, 2**63 - 1, -(2**63), 0.5, 1e308, -1e-308),
+    *("", "a", "\ud800", "\x00", "[/b]", "x" * 10_000, "own", "../../etc/passwd", "é\u202e"),
+    *([], [0], [-1], [2**62], [[[]]], ["a", "a"], [1, 2, 3], {}, {"a": 1}, {"shape": [1], "codec": "raw"}),
+]
+
+
+@pytest.fixture(scope="module")
+def bases():
+    made = {}
+    for name, (kind, classes) in NETS.items():
+        net = kind(classes)
+        net.load_state_dict(load_file(FIRST_HOUSE / f"{name}.safetensors"))
+        made[name] = pm.load_base(net, name=name, input=SPEC)
+    return made
+
+
+def base_for(bases, pack: Path) -> pm.Base:
+    return bases["learned" if pm.create_method(pack.name.split(".")[0]).mergeable else "blocks"]
+
+
+def places(value, path=()):
+    """The path of everything inside a JSON value."""
+    if path:
+        yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield from places(inner, (*path, key))
+
+
+def changed(value, path, new):
+    """A copy of a JSON value with one place changed."""
+    copy = json.loads(json.dumps(value))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = new
+    return copy
+
+
+def check(path: Path, base: pm.Base) -> bool:
+    """Whether a pack loads; it may only fail by a PackError, and within seconds."""
+    began = time.process_time()
+    try:
+        pm.inspect(path)
+        domain = pm.load_domain(path, base)
+    except PackError as error:
+        str(error).encode("utf-8")
+        return False
+    finally:
+        assert time.process_time() - began < SECONDS
+    with torch.no_grad():
+        features = domain(base, torch.zeros(1, *base.input.shape))
+    assert features.shape[-1] == len(domain.classes or [0] * features.shape[-1])
+    return True
+
+
+def forge_at_random(base: pm.Base, pack: Path, rounds: int, seed: int, tmp_path: Path) -> int:
+    """How many of so many forged packs loaded."""
+    draw = random.Random(f"{pack.name} {seed}")
+    manifest, header, data = read_parts(pack)
+    forged, loaded = tmp_path / "forged.safetensors", 0
+    for _ in range(rounds):
+        target = draw.choice(["manifest", "manifest", "manifest", "header"])
+        content = manifest if target == "manifest" else header
+        path, new = draw.choice(list(places(content))), draw.choice(NASTY)
+        wrong = changed(content, path, new)
+        try:
+            parts = (wrong, header, data) if target == "manifest" else (manifest, wrong, data)
+            write_forged(forged, *parts)
+        except (TypeError, AttributeError, KeyError, ValueError, UnicodeEncodeError):
+            write_forged(forged, manifest, header, data, text=json.dumps(wrong))
+        loaded += check(forged, base)
+    return loaded
+
+
+@pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name.split(".")[0])
+def test_a_forged_manifest_or_header_is_refused_or_exact(pack, bases, tmp_path):
+    forge_at_random(base_for(bases, pack), pack, 12, 0, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name.split(".")[0])
+def test_a_thousand_forgeries_of_every_method_are_refused_or_exact(pack, bases, tmp_path):
+    forge_at_random(base_for(bases, pack), pack, 1000, 1, tmp_path)
+
+
+@pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name.split(".")[0])
+@pytest.mark.parametrize("absurd", [10**9, 2**62, -1, 1e308])
+def test_options_of_absurd_size_are_refused_soon(pack, absurd, bases, tmp_path):
+    manifest, header, data = read_parts(pack)
+    for option, value in manifest["options"].items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            wrong = changed(manifest, ("options", option), absurd)
+            write_forged(tmp_path / "forged.safetensors", wrong, header, data)
+            check(tmp_path / "forged.safetensors", base_for(bases, pack))
+
+
+def forged_text(tmp_path: Path, old: str, new: str) -> Path:
+    manifest, header, data = read_parts(FIRST_HOUSE / "affine-full.spots.safetensors")
+    manifest["metrics"]["marked"] = "MARK"
+    text = json.dumps(manifest).replace(old, new)
+    write_forged(tmp_path / "forged.safetensors", manifest, header, data, text=text)
+    return tmp_path / "forged.safetensors"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + 400 * "0", "NaN", "-Infinity"])
+def test_a_number_that_no_machine_holds_is_refused(number, tmp_path):
+    forged = forged_text(tmp_path, '"MARK"', number)
+    for read in (pm.inspect, lambda path: pm.load_domain(path, None)):
+        with pytest.raises(PackError, match="not JSON"):
+            read(forged)
+
+
+@pytest.mark.parametrize("place", ["classes", "metrics", "base", "library", "method", "recipe", "options"])
+def test_half_a_character_in_any_text_is_refused(place, tmp_path):
+    manifest, header, data = read_parts(FIRST_HOUSE / "affine-full.spots.safetensors")
+    value = manifest[place]
+    manifest[place] = "\ud800" if isinstance(value, str) else ["\ud800"] if isinstance(value, list) else {"a": "\ud800"}
+    write_forged(tmp_path / "forged.safetensors", manifest, header, data)
+    with pytest.raises(PackError, match="not JSON"):
+        pm.inspect(tmp_path / "forged.safetensors")
+
+
+def test_very_many_equal_class_names_are_refused_soon(bases, tmp_path):
+    manifest, header, data = read_parts(FIRST_HOUSE / "affine-full.spots.safetensors")
+    write_forged(tmp_path / "forged.safetensors", manifest | {"classes": ["a", "b"] * 20_000}, header, data)
+    assert not check(tmp_path / "forged.safetensors", bases["learned"])
+
+
+def test_a_header_of_many_megabytes_is_refused_before_it_is_parsed(tmp_path):
+    manifest, header, data = read_parts(FIRST_HOUSE / "affine-full.spots.safetensors")
+    write_forged(tmp_path / "forged.safetensors", manifest | {"metrics": {"a": "x" * (30 << 20)}}, header, data)
+    with pytest.raises(PackError, match="header would be"):
+        pm.inspect(tmp_path / "forged.safetensors")
