@@ -102,12 +102,7 @@ class Convert(BaseVerb):
         console.print(f"try: polymask predict {self.name} IMAGE --library {self.out}", style="dim")
 
     def _convert(
-        self,
-        base: "Base",
-        tuned: "Finetuned",
-        names: list[str] | None,
-        data: "DomainData | None",
-        recipe: Recipe,
+        self, base: "Base", tuned: "Finetuned", names: list[str] | None, data: "DomainData | None", recipe: Recipe
     ) -> "Converted":
         from polymask.cli.progress import LiveProgress
         from polymask.conversion.convert import convert, name_outputs, recipe_at

@@ -109,12 +109,7 @@ def run_demo(
 
 
 def _teach(
-    base: Base,
-    lesson: Lesson,
-    out: Path,
-    seed: int,
-    console: "Console",
-    listen: Callable[[str], Listener],
+    base: Base, lesson: Lesson, out: Path, seed: int, console: "Console", listen: Callable[[str], Listener]
 ) -> Taught:
     """Train the domain and its rivals with the same budget."""
     data = load_data(lesson.source, seed=seed, limit=lesson.images)
@@ -231,11 +226,7 @@ def headline(result: DemoResult, report: Path) -> dict[str, Any]:
         "seconds": round(result.seconds, 1),
         "domains": {
             domain.name: {
-                m.method: {
-                    "test_accuracy": m.test_accuracy,
-                    "bytes": m.bytes,
-                    "bits_per_weight": m.bits_per_weight,
-                }
+                m.method: {"test_accuracy": m.test_accuracy, "bytes": m.bytes, "bits_per_weight": m.bits_per_weight}
                 for m in domain.methods
             }
             for domain in result.domains

@@ -69,13 +69,7 @@ def parse(arguments: list[str]) -> Verb:
     if arguments and arguments[0] in VERBS.places:
         name, *words = arguments
         verb = VERBS[name]
-        alone: Verb = tyro.cli(
-            verb,
-            prog=f"polymask {name}",
-            description=_first_line(verb),
-            args=words,
-            config=_STYLE,
-        )
+        alone: Verb = tyro.cli(verb, prog=f"polymask {name}", description=_first_line(verb), args=words, config=_STYLE)
         return alone
     choices: Any = None
     for name, verb in VERBS.items():

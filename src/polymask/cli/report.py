@@ -256,14 +256,7 @@ class Serve(BaseVerb):
             self.say(f"serving {self.library} at {url}")
             sys.stderr.flush()
 
-        serve(
-            self.settings(),
-            host=self.host,
-            port=self.port,
-            workers=self.workers,
-            drain=self.drain,
-            ready=ready,
-        )
+        serve(self.settings(), host=self.host, port=self.port, workers=self.workers, drain=self.drain, ready=ready)
         return {"address": address[0], "seconds": round(time.monotonic() - began, 1)}
 
     def settings(self) -> "Settings":

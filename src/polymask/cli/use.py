@@ -68,11 +68,7 @@ class Evaluate(PackVerb):
         (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
         loader = Loader(cache, preprocess, batch_size=64)
         accuracy = evaluate(base, domain, loader)
-        return {
-            "pack": str(self.pack_path()),
-            f"{self.split}_accuracy": accuracy,
-            "images": len(cache),
-        }
+        return {"pack": str(self.pack_path()), f"{self.split}_accuracy": accuracy, "images": len(cache)}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         accuracy = result[f"{self.split}_accuracy"]
@@ -134,12 +130,7 @@ class Merge(PackVerb):
         state = {n: t.detach().cpu().contiguous() for n, t in domain.merged(base).state_dict().items()}
         write_atomically(self.out, save(state, {"format": "pt"}))
         size = self.out.stat().st_size
-        return {
-            "state_dict": str(self.out),
-            "tensors": len(state),
-            "bytes": size,
-            "base": base.name,
-        }
+        return {"state_dict": str(self.out), "tensors": len(state), "bytes": size, "base": base.name}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         console.print(

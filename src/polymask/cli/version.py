@@ -129,10 +129,7 @@ def torch_build() -> str | None:
 
 def compiler() -> str | None:
     """The C++ compiler that torch.compile would find: its name and version."""
-    names = [
-        os.environ.get("CXX", ""),
-        *(("cl",) if sys.platform == "win32" else ("g++", "clang++")),
-    ]
+    names = [os.environ.get("CXX", ""), *(("cl",) if sys.platform == "win32" else ("g++", "clang++"))]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:
         return None

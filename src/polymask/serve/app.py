@@ -1,41 +1,56 @@
-"""The HTTP app: the parts of a server put together. See docs/serve.md."""
+"""The HTTP app: what each address does, and the parts of a server put together. See docs/serve.md."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
-
-from polymask.core.base import Base
-from polymask.core.network import named_tensors
-from polymask.serve.settings import ServeError, Settings
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-from collections.abc import AsyncIterator
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+import fastapi
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from polymask import __version__
+from polymask.core.base import Base
 from polymask.errors import PackError
-from polymask.nets.base_file import write_aligned
+from polymask.files import NAME
 from polymask.nets.zoo import load_base
 from polymask.pack.format import inspect, packs_in
-from polymask.serve import routes
+from polymask.report.canvas import variables
+from polymask.serve import responses as answers
+from polymask.serve.batcher import Observe
 from polymask.serve.engine import Engine
-from polymask.serve.responses import Metrics
-from polymask.serve.security import Gate, explain
-from polymask.serve.settings import Refusal
+from polymask.serve.requests import AutoBody, ImagesBody, PredictBody, read_body
+from polymask.serve.security import Allowed, Bodies, Gate, body_pieces, explain
+from polymask.serve.settings import Refusal, ServeError, Settings, busy
 
-EngineOf = Callable[[Settings, Base, Callable[[int, float], None]], Engine]
+EngineOf = Callable[[Settings, Base, Observe], Engine]
+Name = Annotated[str, fastapi.Path(pattern=f"^{NAME}$", description="the domain's name")]
+
+PAGES = Path(__file__).parent / "pages"
+_UPLOADS = 2  # at a time
+_PIECE = 1 << 20
+_PACK = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_NAMES = {"type": "string", "description": "names, with commas between them"}
+
+
+def open_base(settings: Settings) -> Base:
+    """The base that is named, or the one of the library's first pack that can be read."""
+    name = settings.base
+    for path in [] if name else packs_in(settings.library):
+        with suppress(PackError):
+            name = inspect(path).manifest.base
+            break
+    if name is None:
+        raise ServeError(f"{settings.library} has no pack that could say which base to load; give --base")
+    return load_base(name, weights=settings.weights, device=settings.device)
 
 
 class ServeApp(FastAPI):
@@ -48,25 +63,12 @@ class ServeApp(FastAPI):
         return self.gate(super().build_middleware_stack())
 
 
-def open_base(settings: Settings) -> Base:
-    """The base that is named, or the one of the library's first pack that can be read."""
-    name = settings.base or _base_of(settings.library)
-    return load_base(name, weights=settings.weights, device=settings.device)
-
-
-def _base_of(library: Path) -> str:
-    for path in packs_in(library):
-        with suppress(PackError):
-            return inspect(path).manifest.base
-    raise ServeError(f"{library} has no pack that could say which base to load; give --base")
-
-
 def create_app(settings: Settings, base: Base | None = None, engine_of: EngineOf = Engine) -> FastAPI:
     """The ASGI app of a library; loads the base where none is given.
 
-    `engine_of` makes what answers: the networks are run here, unless it says otherwise.
+    `engine_of` makes what answers: by default the networks are run here.
     """
-    metrics = Metrics()
+    metrics = answers.Metrics()
     engine = engine_of(settings, base or open_base(settings), metrics.observe_batch)
 
     @asynccontextmanager
@@ -92,58 +94,216 @@ def create_app(settings: Settings, base: Base | None = None, engine_of: EngineOf
             allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
         )
     _explain_errors(app)
-    app.include_router(routes.predictions_router(settings, engine, metrics))
-    app.include_router(routes.domains_router(settings, engine))
-    app.include_router(routes.operations_router(settings, engine, metrics))
-    app.include_router(routes.pages_router())
+    app.include_router(predictions_router(settings, engine, metrics))
+    app.include_router(domains_router(settings, engine))
+    app.include_router(operations_router(settings, engine, metrics))
+    app.include_router(pages_router())
     return app
 
 
 def _explain_errors(app: FastAPI) -> None:
-    def answer(request: Request, refusal: Refusal) -> JSONResponse:
-        return explain(refusal, request.state.request_id)
+    def refusal_of(error: Exception) -> Refusal:
+        if isinstance(error, Refusal):
+            return error
+        if isinstance(error, HTTPException):  # no route takes the request
+            return Refusal(error.status_code, str(error.detail), headers=error.headers)
+        if isinstance(error, RequestValidationError):
+            first = error.errors()[0]
+            return Refusal(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return Refusal(500, "the server made a mistake; its log has more")
 
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, error: Refusal) -> JSONResponse:
-        return answer(request, error)
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return explain(refusal_of(error), request.state.request_id)
 
-    @app.exception_handler(HTTPException)
-    async def not_routed(request: Request, error: HTTPException) -> JSONResponse:
-        refusal = Refusal(error.status_code, str(error.detail), headers=error.headers)
-        return answer(request, refusal)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        return answer(request, Refusal(422, f"{place}: {first['msg']}"))
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        return answer(request, Refusal(500, "the server made a mistake; its log has more"))
+    for kind in (Refusal, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, answer)
 
 
-def write_shared_base(base: Base, path: Path) -> None:
-    """Write every tensor of a base to a safetensors file."""
-    write_aligned(path, dict(_tensors(base)), {})
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The answers other than success, for the OpenAPI."""
+    return {status: {"model": answers.Problem, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
-def map_shared_base(base: Base, path: Path) -> None:
-    """Put the tensors of a file that `write_shared_base` wrote in place of a base's own, without a copy.
+def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metrics) -> APIRouter:
+    """The addresses that say what is on images."""
+    routes = APIRouter(
+        dependencies=[Depends(Allowed(settings, write=False))],
+        responses=problems(400, 401, 404, 408, 409, 413, 415, 421, 422, 429, 503),
+    )
+    bodies = Bodies(settings)
 
-    They are checked to be the same to the byte.
-    """
-    from safetensors.torch import load_file
+    @routes.post(
+        "/v1/predict",
+        openapi_extra=_body_of(PredictBody, {"domain": {"type": "string"}}, ["domain"]),
+        summary="What one domain sees on images",
+    )
+    async def predict(request: Request) -> answers.DomainPrediction:
+        began = time.perf_counter()
+        with bodies.room_for(request):
+            body, images = await read_body(request, settings, PredictBody)
+            request.state.note = {"domain": body.domain, "images": len(images)}
+            answer = await engine.predict(body.domain, images)
+        metrics.observe_engine(engine)
+        return answers.domain_prediction(answer, body.top_k, 1000 * (time.perf_counter() - began))
 
-    mapped = load_file(path)
-    with torch.no_grad():
-        for name, tensor in _tensors(base):
-            tensor.data = mapped[name]
-    base.verify()
+    @routes.post(
+        "/v1/predict/auto",
+        openapi_extra=_body_of(AutoBody, {"domains": _NAMES}, []),
+        summary="What the domain that fits best sees on images",
+    )
+    async def predict_auto(request: Request) -> answers.AutoPrediction:
+        began = time.perf_counter()
+        with bodies.room_for(request):
+            body, images = await read_body(request, settings, AutoBody)
+            request.state.note = {"images": len(images)}
+            best = await engine.predict_best(body.domains, images)
+        metrics.observe_engine(engine)
+        return answers.auto_prediction(best, body.top_k, 1000 * (time.perf_counter() - began))
+
+    return routes
 
 
-def _tensors(base: Base) -> list[tuple[str, Tensor]]:
-    found = [(f"net/{name}", tensor) for name, tensor in named_tensors(base.net)]
-    if base.head is not None:
-        found += [(f"head/{name}", tensor) for name, tensor in named_tensors(base.head)]
-    return found
+def _body_of(model: type[ImagesBody], fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    """The OpenAPI of a body that may be a form or JSON."""
+    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
+    properties = {"images": files, "top_k": {"type": "integer", "minimum": 1, "maximum": 1000}} | fields
+    form = {"type": "object", "properties": properties, "required": ["images", *required]}
+    schemas = {"multipart/form-data": form, "application/json": model.model_json_schema()}
+    content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def domains_router(settings: Settings, engine: Engine) -> APIRouter:
+    """The addresses of the library."""
+    routes = APIRouter(responses=problems(401, 421, 422))
+    library, uploads = engine.library, asyncio.Semaphore(_UPLOADS)
+    reader = Depends(Allowed(settings, write=False))
+    writer = Depends(Allowed(settings, write=True))
+
+    @routes.get("/v1/domains", responses=problems(503), dependencies=[reader], summary="The library, in order of names")
+    async def list_domains(
+        after: Annotated[str, Query(max_length=100)] = "", limit: Annotated[int, Query(ge=1, le=1000)] = 1000
+    ) -> answers.DomainList:
+        entries = await engine.aside(library.entries)
+        rest = [entry for entry in entries if entry.name > after]
+        shown = rest[:limit]
+        return answers.DomainList(
+            base=answers.BaseSummary(name=engine.base.name, fingerprint=engine.base.fingerprint),
+            total=len(entries),
+            domains=[answers.domain_summary(entry, entry.key in engine.cache) for entry in shown],
+            next=shown[-1].name if len(rest) > len(shown) else None,
+            rejected=[answers.Rejected(name=name, reason=why) for name, why in library.rejected().items()],
+            writable=settings.allow_writes,
+        )
+
+    @routes.get(
+        "/v1/domains/{name}",
+        responses=problems(404, 409, 503),
+        dependencies=[reader],
+        summary="One domain: classes, size, metrics, method",
+    )
+    async def show_domain(name: Name) -> answers.DomainDetail:
+        entry = await engine.aside(library.find, name)
+        return answers.domain_detail(entry, entry.key in engine.cache)
+
+    @routes.put(
+        "/v1/domains/{name}",
+        responses=problems(400, 403, 404, 408, 409, 413, 415, 429, 503, 507) | {201: {"model": answers.DomainDetail}},
+        dependencies=[writer],
+        openapi_extra={"requestBody": {"required": True, "content": _PACK}},
+        summary="Upload a pack: checked whole, then visible at once",
+    )
+    async def put_domain(name: Name, request: Request, response: Response) -> answers.DomainDetail:
+        kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0]
+        if kind.strip().lower() != "application/octet-stream":
+            raise Refusal(415, "send the pack as application/octet-stream")
+        if uploads.locked():
+            raise busy("other packs are being uploaded", 2)
+        async with uploads:
+            upload = await engine.aside(library.new_upload, name)
+            try:
+                await _receive(request, upload, engine, settings)
+                created = await engine.aside(library.adopt, name, upload)
+            finally:
+                upload.unlink(missing_ok=True)
+        response.status_code = 201 if created else 200
+        return await show_domain(name)
+
+    @routes.delete(
+        "/v1/domains/{name}",
+        status_code=204,
+        responses=problems(403, 404, 507),
+        dependencies=[writer],
+        summary="Delete a pack",
+    )
+    async def delete_domain(name: Name) -> None:
+        await engine.aside(library.remove, name)
+
+    return routes
+
+
+async def _receive(request: Request, upload: Path, engine: Engine, settings: Settings) -> None:
+    """Write a body into a file, a megabyte at a time."""
+    held = bytearray()
+
+    def write() -> None:
+        try:
+            with upload.open("ab") as file:
+                file.write(held)
+        except OSError as error:
+            raise Refusal(507, f"the pack cannot be stored: {error.strerror}") from error
+        held.clear()
+
+    async for piece in body_pieces(request, settings.max_pack_bytes, settings.upload_timeout):
+        held += piece
+        if len(held) >= _PIECE:
+            await engine.aside(write)
+    if held:
+        await engine.aside(write)
+
+
+def operations_router(settings: Settings, engine: Engine, metrics: answers.Metrics) -> APIRouter:
+    """The addresses that tell how the server is."""
+    routes = APIRouter(responses=problems(421))
+
+    @routes.get("/healthz", summary="200 while the process works")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/readyz", responses=problems(503), summary="200 while requests are welcome")
+    async def readyz() -> dict[str, str]:
+        if engine.batcher.closed:
+            raise Refusal(503, "the server is about to stop")
+        if not await engine.aside(os.access, settings.library, os.R_OK | os.X_OK):
+            raise Refusal(503, "the library's folder cannot be read")
+        return {"status": "ready"}
+
+    @routes.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses=problems(401),
+        dependencies=[Depends(Allowed(settings, write=False))],
+        summary="Numbers for Prometheus",
+    )
+    async def prometheus() -> Response:
+        metrics.observe_engine(engine)
+        return Response(metrics.text(), media_type=answers.CONTENT_TYPE)
+
+    return routes
+
+
+def pages_router() -> APIRouter:
+    """The page, its style and its script."""
+    routes = APIRouter(include_in_schema=False)
+    html, style, script = ((PAGES / name).read_text("utf-8") for name in ("index.html", "page.css", "page.js"))
+    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {variables('dark')} }} }}"
+    style = f":root {{ {variables('light')} }}\n{dark}\n{style}"
+    pages = {"/": (html, "html"), "/page.css": (style, "css"), "/page.js": (script, "javascript")}
+
+    async def page(request: Request) -> Response:
+        text, kind = pages[request.scope["route"].path]
+        return Response(text, media_type=f"text/{kind}", headers={"Cache-Control": "no-cache"})
+
+    for address in pages:
+        routes.add_api_route(address, page)
+    return routes

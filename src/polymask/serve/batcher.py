@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -19,6 +19,12 @@ import torch
 from torch import Tensor
 
 from polymask.serve.settings import busy
+
+Observe = Callable[[int, float], None]  # images and seconds of a batch
+
+
+def observe_nothing(images: int, seconds: float) -> None:
+    """For a batcher whose batches nobody counts."""
 
 
 class Keyed(Protocol):
@@ -39,17 +45,12 @@ class _Job:
     since: float
 
 
+@dataclass(frozen=True, eq=False)
 class _Lane(Generic[T]):
-    """What waits for one thing."""
+    """What waits for one target."""
 
-    def __init__(self, target: T) -> None:
-        self.target = target
-        self.jobs: deque[_Job] = deque()
-
-    def trim(self) -> None:
-        """Forget those in front whose sender has gone."""
-        while self.jobs and self.jobs[0].answer.done():
-            self.jobs.popleft()
+    target: T
+    jobs: deque[_Job] = field(default_factory=deque)
 
     @property
     def size(self) -> int:
@@ -57,10 +58,7 @@ class _Lane(Generic[T]):
 
 
 class Batcher(Generic[T]):
-    """Runs `run(target, images (N, …)) -> (N, …)` for many requests at once.
-
-    `observe(images, seconds)` is told of every batch.
-    """
+    """Runs `run(target, images (N, …)) -> (N, …)` for many requests at once; `observe` hears of every batch."""
 
     def __init__(
         self,
@@ -70,7 +68,7 @@ class Batcher(Generic[T]):
         max_batch: int = 32,
         max_queue: int = 512,
         runners: int = 1,
-        observe: Callable[[int, float], None] = lambda images, seconds: None,
+        observe: Observe = observe_nothing,
     ) -> None:
         self._run, self._observe = run, observe
         self.window, self.max_batch, self.max_queue = window, max_batch, max_queue
@@ -78,17 +76,16 @@ class Batcher(Generic[T]):
         self._lanes: dict[str, _Lane[T]] = {}
         self._free = runners
         self._pool = ThreadPoolExecutor(runners, thread_name_prefix="polymask-runner")
-        self._closed = False
+        self.closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._seconds_each = 0.02  # of an image, lately
+        self._seconds_each = 0.02  # of an image: a moving average
         self._running: set[asyncio.Future[None]] = set()
 
     @contextmanager
     def room_for(self, images: int) -> Iterator[None]:
         """Admit a request, or refuse it at once: what is under way is bounded."""
         if self.admitted + images > self.max_queue:
-            wait = self.admitted * self._seconds_each
-            raise busy(f"{self.admitted} images are waiting already", wait)
+            raise busy(f"{self.admitted} images are waiting already", self.admitted * self._seconds_each)
         self.admitted += images
         try:
             yield
@@ -96,7 +93,7 @@ class Batcher(Generic[T]):
             self.admitted -= images
 
     async def submit(self, target: T, images: Tensor) -> Tensor:
-        """What `run` says of these images, together with those of others for the same target."""
+        """What `run` gives for these images, run together with others for the same target."""
         job = _Job(images, asyncio.get_running_loop().create_future(), monotonic())
         self._lanes.setdefault(target.key, _Lane(target)).jobs.append(job)
         self._pump()
@@ -105,16 +102,11 @@ class Batcher(Generic[T]):
     async def close(self) -> None:
         """Answer what is waiting, then stop the threads."""
         self.window = 0
-        self._closed = True
+        self.closed = True
         self._pump()
         while self._running:
             await asyncio.wait(set(self._running))
         self._pool.shutdown()
-
-    @property
-    def alive(self) -> bool:
-        """Whether anything that is submitted would be run."""
-        return not self._closed
 
     def _pump(self) -> None:
         """Start what is due on threads that are free; come back when more is due."""
@@ -123,7 +115,8 @@ class Batcher(Generic[T]):
             self._timer = None
         while self._free:
             for lane in list(self._lanes.values()):
-                lane.trim()
+                while lane.jobs and lane.jobs[0].answer.done():  # the sender has gone
+                    lane.jobs.popleft()
                 if not lane.jobs:
                     del self._lanes[lane.target.key]
             if not self._lanes:
@@ -131,13 +124,11 @@ class Batcher(Generic[T]):
             lane = min(self._lanes.values(), key=lambda lane: lane.jobs[0].since)
             wait = lane.jobs[0].since + self.window - monotonic()
             if wait > 0:
-                full = (one for one in self._lanes.values() if one.size >= self.max_batch)
-                chosen = next(full, None)
-                if chosen is None:
-                    loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(wait, self._pump)
+                full = [one for one in self._lanes.values() if one.size >= self.max_batch]
+                if not full:
+                    self._timer = asyncio.get_running_loop().call_later(wait, self._pump)
                     return
-                lane = chosen
+                lane = full[0]
             self._start(lane)
 
     def _start(self, lane: _Lane[T]) -> None:
@@ -158,21 +149,20 @@ class Batcher(Generic[T]):
         work.add_done_callback(self._running.discard)
 
     async def _work(self, target: T, batch: list[_Job], count: int) -> None:
-        images = torch.cat([job.images for job in batch]) if len(batch) > 1 else batch[0].images
+        images = torch.cat([job.images for job in batch])
         began = monotonic()
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._in_pieces, target, images)
         await asyncio.wait([running])
         seconds = monotonic() - began
         self._free += 1
         error = running.exception()
-        answers = None if error is not None else running.result()
         start = 0
         for job in batch:
             if not job.answer.done():
-                if answers is None:
-                    job.answer.set_exception(error or RuntimeError("no answer"))
+                if error is not None:
+                    job.answer.set_exception(error)
                 else:
-                    job.answer.set_result(answers[start : start + len(job.images)])
+                    job.answer.set_result(running.result()[start : start + len(job.images)])
             start += len(job.images)
         if error is None:
             self._seconds_each += 0.1 * (seconds / count - self._seconds_each)
@@ -181,6 +171,4 @@ class Batcher(Generic[T]):
 
     def _in_pieces(self, target: T, images: Tensor) -> Tensor:
         """One request may hold more images than a batch."""
-        starts = range(0, len(images), self.max_batch)
-        pieces = [self._run(target, images[start : start + self.max_batch]) for start in starts]
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        return torch.cat([self._run(target, piece) for piece in torch.split(images, self.max_batch)])

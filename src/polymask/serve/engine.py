@@ -1,8 +1,8 @@
-"""From images and a domain's name, or none, to logits: library, cache and batcher at work together.
+"""From images and the name of a domain, or of none, to logits: library, cache and batcher together.
 
-Which domain an image belongs to.
-
-Where every domain that is compared has a likeness in its pack, by the base's own feature f(image):
+It knows nothing of HTTP; a worker process and a Ray replica have it in common. Where no domain is
+named, the one that fits an image best answers. If every domain that is compared has a likeness in
+its pack, this goes by the base's own feature f(image):
 
     score(image, domain) = cos(f(image), likeness of the domain)
 
@@ -12,15 +12,11 @@ one run of the base, however many domains there are. Otherwise every domain's ne
 
 which is weaker: how large a network's logits are depends on much besides the image. Measured by
 benchmarks/auto_domain.py.
-
-From images and a domain's name to logits: library, cache and batcher at work together.
-
-It knows nothing of HTTP, and is what a worker process and a Ray replica have in common.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,50 +29,30 @@ from polymask.core.base import Base
 from polymask.core.merge import give_back_freed_memory
 from polymask.core.network import structural_copy, tensor_of
 from polymask.library.cache import MergedCache
-from polymask.serve.batcher import Batcher
+from polymask.serve.batcher import Batcher, Observe, observe_nothing
 from polymask.serve.library import Entry, Library, PackReplaced
-from polymask.serve.requests import crops_of, feed_of
+from polymask.serve.requests import crops_of, preprocess_of
 from polymask.serve.settings import Refusal, Settings
 from polymask.train.predict import likeness_cosines, logits
 
 Rule = Literal["likeness", "logits"]
+Ranking = list[tuple[Entry, float]]  # domains with their scores for one image, the best first
+R = TypeVar("R")
+
+_LOOKS = 5  # at a pack that is replaced while it is loaded
+_MERGED = 16  # networks, after which memory of dropped ones is given back
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """One domain's score for one image, larger is better."""
-
-    entry: Entry
-    score: float
-
-
-def rank(entries: Sequence[Entry], scores: Tensor) -> list[list[Ranked]]:
-    """For every image the domains, the likeliest first, of scores (N, domains).
-
-    Equal scores stay in the order of `entries`.
-    """
-    orders = scores.argsort(dim=1, descending=True, stable=True).tolist()
-    return [
-        [Ranked(entries[place], float(row[place])) for place in order]
-        for order, row in zip(orders, scores.tolist(), strict=True)
-    ]
-
-
-def by_likeness(features: Tensor, entries: Sequence[Entry]) -> Tensor:
-    """Scores (N, domains) of the base's features (N, size)."""
-    likenesses = [entry.likeness for entry in entries if entry.likeness is not None]
-    return likeness_cosines(features, torch.stack(likenesses))
+def rank(entries: Sequence[Entry], scores: Tensor) -> list[Ranking]:
+    """For every image the ranking by scores (N, domains); equal ones stay in the order of `entries`."""
+    values, places = scores.sort(dim=1, descending=True, stable=True)
+    found = zip(places.tolist(), values.tolist(), strict=True)
+    return [[(entries[place], score) for place, score in zip(*image, strict=True)] for image in found]
 
 
 def by_logits(logits: Sequence[Tensor]) -> Tensor:
     """Scores (N, domains) of what each domain says, (N, its classes)."""
     return torch.stack([one.logsumexp(1) for one in logits], 1)
-
-
-R = TypeVar("R")
-
-_LOOKS = 5  # at a pack that is replaced while it is loaded
-_MERGED = 16  # networks, after which memory of dropped ones is given back
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +73,7 @@ class Best:
     """For each image the domains in order, and what the first of them says."""
 
     rule: Rule
-    rankings: list[list[Ranked]]
+    rankings: list[Ranking]
     answers: list[Answer]
 
 
@@ -111,17 +87,9 @@ class Features:
 
 
 class Engine:
-    """One base and a library, ready for requests. Use it in one event loop.
+    """One base and a library, ready for requests. Use it in one event loop."""
 
-    `observe(images, seconds)` is told of every batch.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        base: Base,
-        observe: Callable[[int, float], None] = lambda images, seconds: None,
-    ) -> None:
+    def __init__(self, settings: Settings, base: Base, observe: Observe = observe_nothing) -> None:
         self.settings, self.base = settings, base
         self.cache = MergedCache(base, settings.cache_bytes)
         self.library = Library(settings.library, base, max_side=settings.max_side, forget=self.cache.drop)
@@ -143,24 +111,29 @@ class Engine:
             return await self._in_time(self._predict(name, images))
 
     async def predict_best(self, names: Sequence[str] | None, images: Sequence[bytes]) -> Best:
-        """What the domain that fits best says of each image; of all domains where none is named.
+        """What the domain that fits best says of each image; by default all domains are compared.
 
         A domain that vanishes or cannot be loaded meanwhile is left out.
         """
-        entries = await self.aside(self._several, names)
+        entries = await self.aside(self._entries, names)
         if not entries:
             raise Refusal(404, "the library has no domain to compare")
         if all(entry.likeness is not None for entry in entries):
             with self.batcher.room_for(2 * len(images)):
                 return await self._in_time(self._best_by_likeness(entries, images))
-        self._check_cost(len(entries), len(images))
-        with self.batcher.room_for(len(images) * len(entries)):
+        most, runs, allowed = self.settings.auto_domains, len(entries) * len(images), self.settings.max_queue
+        if len(entries) > most:
+            message = f"{len(entries)} domains are too many to compare by running each; name up to {most} in `domains`"
+            raise Refusal(422, message)
+        if runs > allowed:
+            message = f"{len(images)} images for {len(entries)} domains are {runs} runs of networks; {allowed} are "
+            raise Refusal(422, message + "allowed: send fewer images or name some `domains`")
+        with self.batcher.room_for(runs):
             return await self._in_time(self._best_by_logits(entries, images))
 
     async def aside(self, work: Callable[..., R], *arguments: object) -> R:
         """Run what may take long, or wait for a disk, beside the event loop."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._aside, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._aside, work, *arguments)
 
     async def close(self) -> None:
         """Finish what is under way, then stop the threads."""
@@ -168,123 +141,91 @@ class Engine:
         self._aside.shutdown()
 
     async def _in_time(self, work: Coroutine[Any, Any, R]) -> R:
+        seconds = self.settings.timeout
         try:
-            async with asyncio.timeout(self.settings.timeout):
+            async with asyncio.timeout(seconds):
                 return await work
         except TimeoutError as error:
-            raise Refusal(
-                503,
-                f"no answer within {self.settings.timeout:g} s; try again later",
-                headers={"Retry-After": "5"},
-            ) from error
+            raise Refusal(503, f"no answer within {seconds:g} s; try again later", retry=5) from error
 
     async def _predict(self, name: str, images: Sequence[bytes]) -> Answer:
         for _ in range(_LOOKS):
-            entry, crops = await self.aside(self._prepare, name, images)
+            entry = await self.aside(self.library.find, name)
+            crops = await self._crops(entry, images)
             warm = entry.key in self.cache
             try:
                 return Answer(entry, await self.batcher.submit(entry, crops), warm)
             except PackReplaced:
                 continue
-        raise Refusal(503, f"the pack of {name} changes too fast", headers={"Retry-After": "1"})
+        raise Refusal(503, f"the pack of {name} changes too fast", retry=1)
 
     async def _best_by_likeness(self, entries: list[Entry], images: Sequence[bytes]) -> Best:
-        spec = self._features.input
-        crops = await self.aside(crops_of, spec, images, self.settings.max_pixels)
-        features = await self.batcher.submit(self._features, crops)
+        features = await self.batcher.submit(self._features, await self._crops(self._features, images))
         for _ in range(_LOOKS):
-            rankings = rank(entries, by_likeness(features, entries))
-            rows: dict[str, list[int]] = {}
+            likenesses = torch.stack([entry.likeness for entry in entries if entry.likeness is not None])
+            rankings = rank(entries, likeness_cosines(features, likenesses))
+            rows: dict[str, list[int]] = {}  # of the images that a domain fits best
             for row, ranking in enumerate(rankings):
-                rows.setdefault(ranking[0].entry.name, []).append(row)
-            asked = (self._predict(name, [images[i] for i in where]) for name, where in rows.items())
-            found = dict(zip(rows, await asyncio.gather(*asked, return_exceptions=True), strict=True))
-            gone = {name for name, answer in found.items() if isinstance(answer, Refusal)}
-            if not gone:
-                return Best("likeness", rankings, _in_order(rows, found, len(images)))
+                rows.setdefault(ranking[0][0].name, []).append(row)
+            work = (self._predict(name, [images[row] for row in own]) for name, own in rows.items())
+            found = await asyncio.gather(*work, return_exceptions=True)
+            answers: dict[int, Answer] = {}
+            for own, answer in zip(rows.values(), found, strict=True):
+                if isinstance(answer, Answer):
+                    answers |= {row: answer.row(place) for place, row in enumerate(own)}
+                elif not isinstance(answer, Refusal):
+                    raise answer
+            if len(answers) == len(images):
+                return Best("likeness", rankings, [answers[row] for row in range(len(images))])
+            gone = {name for name, answer in zip(rows, found, strict=True) if isinstance(answer, Refusal)}
             entries = [entry for entry in entries if entry.name not in gone]
             if not entries:
                 break
-        raise Refusal(503, "no domain could answer", headers={"Retry-After": "1"})
+        raise Refusal(503, "no domain could answer", retry=1)
 
     async def _best_by_logits(self, entries: list[Entry], images: Sequence[bytes]) -> Best:
-        answers = await self._ask_all(entries, images)
+        answers = await self._predict_all(entries, images)
         if not answers:
-            raise Refusal(503, "no domain could answer", headers={"Retry-After": "1"})
+            raise Refusal(503, "no domain could answer", retry=1)
         scores = by_logits([answer.logits for answer in answers])
         rankings = rank([answer.entry for answer in answers], scores)
-        said = {answer.entry.name: answer for answer in answers}
-        best = [said[ranking[0].entry.name].row(row) for row, ranking in enumerate(rankings)]
+        answer_of = {answer.entry.name: answer for answer in answers}
+        best = [answer_of[ranking[0][0].name].row(row) for row, ranking in enumerate(rankings)]
         return Best("logits", rankings, best)
 
-    async def _ask_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
+    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
         """What each domain says, without those that cannot."""
-        crops = {}
-        for spec in {entry.input for entry in entries}:
-            crops[spec] = await self.aside(crops_of, spec, images, self.settings.max_pixels)
+        crops = {entry.input: await self._crops(entry, images) for entry in {e.input: e for e in entries}.values()}
         warm = {entry.key for entry in entries if entry.key in self.cache}
-        found = await asyncio.gather(
-            *(self.batcher.submit(entry, crops[entry.input]) for entry in entries),
-            return_exceptions=True,
-        )
+        work = (self.batcher.submit(entry, crops[entry.input]) for entry in entries)
         answers = []
-        for entry, result in zip(entries, found, strict=True):
-            if isinstance(result, PackReplaced | Refusal):
-                continue
-            if isinstance(result, BaseException):
-                raise result
-            answers.append(Answer(entry, result, entry.key in warm))
+        for entry, found in zip(entries, await asyncio.gather(*work, return_exceptions=True), strict=True):
+            if isinstance(found, Tensor):
+                answers.append(Answer(entry, found, entry.key in warm))
+            elif not isinstance(found, PackReplaced | Refusal):
+                raise found
         return answers
 
-    def _check_cost(self, domains: int, images: int) -> None:
-        most, queue = self.settings.auto_domains, self.settings.max_queue
-        if domains > most:
-            raise Refusal(
-                422,
-                f"{domains} domains are too many to compare by running each; name up to {most} in `domains`",
-            )
-        if domains * images > queue:
-            raise Refusal(
-                422,
-                f"{images} images for {domains} domains are {domains * images} runs of networks; "
-                f"{queue} are allowed: send fewer images or name some `domains`",
-            )
-
-    def _several(self, names: Sequence[str] | None) -> list[Entry]:
+    def _entries(self, names: Sequence[str] | None) -> list[Entry]:
         if names is None:
             return self.library.entries()
         return [self.library.find(name) for name in dict.fromkeys(names)]
 
-    def _prepare(self, name: str, images: Sequence[bytes]) -> tuple[Entry, Tensor]:
-        entry = self.library.find(name)
-        return entry, crops_of(entry.input, images, self.settings.max_pixels)
+    async def _crops(self, target: Entry | Features, images: Sequence[bytes]) -> Tensor:
+        return await self.aside(crops_of, target.input, images, self.settings.max_pixels)
 
     @torch.no_grad()
-    def _run(self, target: "Entry | Features", crops: Tensor) -> Tensor:
-        images = self.base.placed(feed_of(target.input).batch(crops))
+    def _run(self, target: Entry | Features, crops: Tensor) -> Tensor:
+        images = self.base.placed(preprocess_of(target.input).batch(crops))
         if isinstance(target, Features):
             return tensor_of(target.net(images)).cpu()
         with self.cache.use(target.key, partial(self.library.load, target)) as net:
             found = logits(net, images).cpu()
-        self._tidy()
-        if not torch.isfinite(found).all():
-            self.library.reject(target, "its network gives values that are not finite")
-            raise Refusal(409, f"the network of {target.name} gives values that are not finite")
-        return found
-
-    def _tidy(self) -> None:
         merged = self.cache.stats.misses
         if merged - self._tidied >= _MERGED:
             self._tidied = merged
             give_back_freed_memory()
-
-
-def _in_order(rows: dict[str, list[int]], found: Mapping[str, Answer | BaseException], count: int) -> list[Answer]:
-    """One answer for each image, of those that several domains gave for some of them."""
-    placed: dict[int, Answer] = {}
-    for name, where in rows.items():
-        answer = found[name]
-        if isinstance(answer, BaseException):
-            raise answer
-        placed |= {row: answer.row(place) for place, row in enumerate(where)}
-    return [placed[row] for row in range(count)]
+        if not torch.isfinite(found).all():
+            self.library.reject(target.name, target.stamp, "its network gives values that are not finite")
+            raise Refusal(409, f"the network of {target.name} gives values that are not finite")
+        return found

@@ -1,4 +1,4 @@
-"""The folder of packs as it is now: looked at when asked, so a pack that appears is there.
+"""The folder of packs as it is now: every request looks at it, so a new pack is served at once.
 
 A pack is known by its stamp (inode, time, size), and every look compares stamps. So one that is
 put, replaced or removed by another process is seen by the next request, without a watcher. A pack
@@ -32,11 +32,11 @@ from polymask.train.predict import NOTE, read_likeness
 
 Stamp = tuple[int, int, int]  # inode, time of the last change in ns, bytes
 
-_LEFTOVER = 3600.0  # seconds after which a half-written upload is nobody's
+_LEFTOVER = 3600.0  # seconds after which nobody is writing an upload any more
 
 
 class PackReplaced(PolymaskError):  # noqa: N818 - not a fault
-    """A pack is not the one that was looked at any more: look again."""
+    """A pack is no longer the one that was looked at: look again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,21 +68,17 @@ class Entry:
 class Library:
     """The domains of a folder that fit a base."""
 
-    def __init__(
-        self,
-        folder: Path,
-        base: Base,
-        *,
-        max_side: int = 1024,
-        forget: Callable[[str], None] = lambda key: None,
-    ) -> None:
+    def __init__(self, folder: Path, base: Base, *, max_side: int, forget: Callable[[str], None]) -> None:
         if not folder.is_dir():
             raise ServeError(f"there is no library at {folder}; give a folder of packs")
         self.folder, self.base, self.max_side, self._forget = folder, base, max_side, forget
         self._lock = threading.Lock()
         self._known: dict[str, Entry] = {}
         self._rejected: dict[str, tuple[Stamp, str]] = {}
-        self._remove_leftovers()
+        for upload in folder.glob(f".*.upload-*{SUFFIX}.tmp"):  # left behind when a server was killed
+            with contextlib.suppress(OSError):
+                if time.time() - upload.stat().st_mtime > _LEFTOVER:
+                    upload.unlink()
 
     def find(self, name: str) -> Entry:
         """The domain of this name, as it is on disk now."""
@@ -104,27 +100,26 @@ class Library:
                 raise Refusal(409, f"the pack of {name} cannot be served: {rejected[1]}")
             try:
                 info = inspect(path)
-                note = info.manifest.recipe.get(NOTE)
-                likeness = read_likeness(note, self.base.feature_dim)
+                likeness = read_likeness(info.manifest.recipe.get(NOTE), self.base.feature_dim)
                 entry = Entry(name, path, stamp, info, likeness)
                 self._check_head(entry)
             except PolymaskError as error:
                 if _stamp(path) == stamp:
-                    self._reject(name, stamp, _without_paths(str(error), path))
+                    self.reject(name, stamp, _without_paths(str(error), path))
                 continue
             if _stamp(path) == stamp:  # what was read is what was stamped
                 self._drop(name)
                 with self._lock:
                     self._known[name] = entry
-        raise Refusal(503, f"the pack of {name} changes too fast", headers={"Retry-After": "1"})
+        raise Refusal(503, f"the pack of {name} changes too fast", retry=1)
 
     def entries(self) -> list[Entry]:
         """Every domain that can be served, by name."""
         try:
-            with os.scandir(self.folder) as files:
-                present = {f.name.removesuffix(SUFFIX) for f in files if _is_pack(f.name)}
+            files = [path.name for path in self.folder.iterdir()]
         except OSError as error:
             raise Refusal(503, "the library's folder cannot be read") from error
+        present = {file.removesuffix(SUFFIX) for file in files if file.endswith(SUFFIX) and file[0] != "."}
         with self._lock:
             gone = (self._known.keys() | self._rejected.keys()) - present
         for name in gone:
@@ -141,22 +136,24 @@ class Library:
             return {name: reason for name, (_, reason) in sorted(self._rejected.items())}
 
     def load(self, entry: Entry) -> Domain:
-        """The domain of a pack, everything checked; raise if the file is another one by now."""
+        """The domain of a pack, everything checked; raise if the file was replaced meanwhile."""
         try:
             domain = load_domain(entry.path, self.base)
         except PackError as error:
             if _stamp(entry.path) != entry.stamp:
                 raise PackReplaced(f"{entry.name} was replaced") from error
             reason = _without_paths(str(error), entry.path)
-            self._reject(entry.name, entry.stamp, reason)
+            self.reject(entry.name, entry.stamp, reason)
             raise Refusal(409, f"the pack of {entry.name} cannot be served: {reason}") from error
         if _stamp(entry.path) != entry.stamp:
             raise PackReplaced(f"{entry.name} was replaced")
         return domain
 
-    def reject(self, entry: Entry, reason: str) -> None:
-        """Serve this version no more."""
-        self._reject(entry.name, entry.stamp, reason)
+    def reject(self, name: str, stamp: Stamp, reason: str) -> None:
+        """Stop serving this version of a domain."""
+        self._drop(name)
+        with self._lock:
+            self._rejected[name] = stamp, reason
 
     def new_upload(self, name: str) -> Path:
         """An empty hidden file in the folder, for a pack that comes in."""
@@ -227,28 +224,12 @@ class Library:
         if bits > 4 * weights:  # a few bytes of a file may stand for very many bits
             raise PackError(f"it has {bits:,} mask bits for {weights:,} weights")
 
-    def _reject(self, name: str, stamp: Stamp, reason: str) -> None:
-        self._drop(name)
-        with self._lock:
-            self._rejected[name] = stamp, reason
-
     def _drop(self, name: str) -> None:
         with self._lock:
             self._rejected.pop(name, None)
             old = self._known.pop(name, None)
         if old is not None:
             self._forget(old.key)
-
-    def _remove_leftovers(self) -> None:
-        """Remove what uploads left behind when their server was killed."""
-        for path in self.folder.glob(f".*.upload-*{SUFFIX}.tmp"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _LEFTOVER:
-                    path.unlink()
-
-
-def _is_pack(file: str) -> bool:
-    return file.endswith(SUFFIX) and not file.startswith(".")
 
 
 def _stamp(path: Path) -> Stamp | None:

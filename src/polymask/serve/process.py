@@ -1,9 +1,8 @@
 """Worker processes, their signals, and what they share. Imports no torch: workers start with it.
 
-One copy of the base for many processes: a file that each of them maps into its memory.
-
-The system keeps a mapped file's pages once, however many processes read them. Merged networks are
-each process' own; what a domain leaves as it is stays shared.
+The base is a file that each worker maps into its memory: the system keeps a mapped file's pages
+once, however many processes read them. Merged networks are each process' own; what a domain leaves
+as it is stays shared.
 
 SIGTERM and Ctrl-C stop a server gently: no new connections, requests under way are answered, at
 most for `drain` seconds. A worker that dies is replaced; workers whose parent dies stop.
@@ -18,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,18 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
+from polymask.files import write_atomically
 from polymask.serve.settings import ServeError, Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from torch import Tensor
+
+    from polymask.core.base import Base
 
 HEAD_SECONDS = 10.0
+_HEALTH_SECONDS = 60  # a worker that is silent for so long is replaced; a dead one at once
+_CONNECTIONS = 1000  # of a worker
 
 
 class ImpatientProtocol(H11Protocol):
@@ -74,22 +80,9 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
 
 
-_HEALTH_SECONDS = 60  # a worker that is silent for so long is replaced; a dead one at once
-_CONNECTIONS = 1000  # of a worker
-
-
-def serve(
-    settings: Settings,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    workers: int = 1,
-    drain: int = 30,
-    ready: Callable[[str], None] = lambda url: None,
-) -> None:
+def serve(settings: Settings, *, host: str, port: int, workers: int, drain: int, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; `ready` is told the address before the first request."""
-    listening = _listen(host, port)
-    with listening, tempfile.TemporaryDirectory(prefix="polymask-serve-") as folder:
+    with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="polymask-serve-") as folder:
         configure = partial(
             uvicorn.Config,
             factory=True,
@@ -127,10 +120,10 @@ def serve(
 
 
 def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | None = None) -> "FastAPI":
-    """The app of one worker; `shared` is the base's file, `parent` whom it must not outlive."""
+    """The app of one worker; `shared` is the base's file, `parent` the process it must not outlive."""
     import torch
 
-    from polymask.serve.app import create_app, map_shared_base, open_base
+    from polymask.serve.app import create_app, open_base
     from polymask.serve.security import log_to_stderr
 
     if parent is not None:
@@ -139,18 +132,43 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
     torch.set_num_threads(settings.threads_each)
     base = open_base(settings)
     if shared is not None:
-        map_shared_base(base, shared)
+        _map_base(base, shared)
     return create_app(settings, base)
+
+
+def _write_base(settings: Settings, path: Path) -> None:
+    """Write every tensor of the base to a safetensors file."""
+    from safetensors.torch import save
+
+    from polymask.serve.app import open_base
+
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(open_base(settings))}
+    write_atomically(path, save(tensors))
+
+
+def _map_base(base: "Base", path: Path) -> None:
+    """Put the tensors that `_write_base` wrote in place of a base's own, without a copy; the same to the byte."""
+    from safetensors.torch import load_file
+
+    mapped = load_file(path)
+    for name, tensor in _tensors(base):
+        tensor.data = mapped[name]
+    base.verify()
+
+
+def _tensors(base: "Base") -> "list[tuple[str, Tensor]]":
+    from polymask.core.network import named_tensors
+
+    found = [(f"net/{name}", tensor) for name, tensor in named_tensors(base.net)]
+    own_head = [] if base.head is None else named_tensors(base.head)
+    return found + [(f"head/{name}", tensor) for name, tensor in own_head]
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"
 
 
 def loopback_names(host: str) -> tuple[str, ...]:
@@ -166,12 +184,6 @@ class _Supervisor(Multiprocess):
         super().keep_subprocess_alive()
         for pid in before - {process.pid for process in self.processes}:
             mark_process_dead(pid)  # type: ignore[no-untyped-call]
-
-
-def _write_base(settings: Settings, path: Path) -> None:
-    from polymask.serve.app import open_base, write_shared_base
-
-    write_shared_base(open_base(settings), path)
 
 
 def _end_with(parent: int) -> None:

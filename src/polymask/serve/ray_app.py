@@ -4,39 +4,36 @@
 
 One door takes the requests: the same addresses, limits and page as `polymask serve`. Behind it
 replicas hold the base and the networks that were merged last. Ray's model multiplexing knows which
-replica has which domain, and prefers it; a domain that is asked for often gets warm on more of
-them. The library is a folder that all hosts see.
+replica has which domain, and prefers it; a domain that is used often gets warm on more of them.
+The library is a folder that all hosts see.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
 from polymask.core.base import Base
 from polymask.serve.app import create_app, open_base
+from polymask.serve.batcher import Observe
 from polymask.serve.engine import Answer, Engine
 from polymask.serve.library import Entry
 from polymask.serve.settings import Refusal, ServeError, Settings, read_token
 
 _OWN = ("replicas", "warm_domains", "cpus", "gpus", "token_file")
-_NUMBERS = {"int": int, "float": float, "int | None": int}
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A refusal on its way through Ray, which would wrap an exception in its own."""
-
-    status: int
-    message: str
-    headers: dict[str, str]
+# A refusal on its way through Ray, which would wrap an exception in its own: status, message, headers.
+Refused = tuple[int, str, dict[str, str]]
 
 
 def build(arguments: Mapping[str, str]) -> Any:
@@ -46,15 +43,16 @@ def build(arguments: Mapping[str, str]) -> Any:
     each of them (50), `cpus` (1) and `gpus` (0) of each, and `token_file`. Without a token nobody
     can write.
     """
-    serve = _ray_serve()
+    try:
+        serve: Any = import_module("ray.serve")
+    except ImportError as error:
+        raise ServeError(f"{error}; pip install 'polymask[serve]' 'ray[serve]'") from error
     settings = settings_of(arguments)
-    count, warm = int(arguments.get("replicas", 2)), int(arguments.get("warm_domains", 50))
-    cpus, gpus = float(arguments.get("cpus", 1)), float(arguments.get("gpus", 0))
-    resources = {"num_cpus": cpus, "num_gpus": gpus}
+    resources = {"num_cpus": float(arguments.get("cpus", 1)), "num_gpus": float(arguments.get("gpus", 0))}
     replicas = serve.deployment(
-        replica_class(serve, warm),
+        replica_class(serve, int(arguments.get("warm_domains", 50))),
         name="replica",
-        num_replicas=count,
+        num_replicas=int(arguments.get("replicas", 2)),
         max_ongoing_requests=settings.max_queue,
         ray_actor_options=resources,
     ).bind(settings)
@@ -64,24 +62,22 @@ def build(arguments: Mapping[str, str]) -> Any:
 
 def settings_of(arguments: Mapping[str, str]) -> Settings:
     """The settings that words of a command stand for."""
-    kinds = {field.name: field.type for field in fields(Settings)}
-    unknown = sorted(set(arguments) - set(kinds) - set(_OWN))
+    known: dict[str, Any] = {field.name: field.type for field in fields(Settings)}
+    del known["token"], known["allow_writes"]  # they follow from token_file
+    unknown = sorted(set(arguments) - set(known) - set(_OWN))
     if unknown:
         raise ServeError(f"{', '.join(unknown)} is not known; see `polymask serve --help`")
     if "library" not in arguments:
         raise ServeError("library=FOLDER is missing; give one that all hosts see")
-    found: dict[str, Any] = {"allow_writes": False, "library": Path(arguments["library"])}
-    for name, value in arguments.items():
-        kind = str(getattr(kinds.get(name), "__name__", kinds.get(name)))
-        if kind in _NUMBERS:
-            found[name] = _NUMBERS[kind](value)
-        elif name in ("base", "device"):
-            found[name] = value
-        elif name == "weights":
-            found[name] = Path(value)
-    if "token_file" in arguments:
-        found |= {"token": read_token(Path(arguments["token_file"])), "allow_writes": True}
-        found["token_for_reads"] = arguments.get("token_for_reads", "").lower() == "true"
+    token = read_token(Path(arguments["token_file"])) if "token_file" in arguments else None
+    found: dict[str, Any] = {"token": token, "allow_writes": token is not None}
+    for name in known.keys() & arguments.keys():
+        several = name in ("hosts", "cors_origins")
+        try:
+            value: Any = arguments[name].split(",") if several else arguments[name]
+            found[name] = TypeAdapter(known[name]).validate_python(value)
+        except ValidationError as error:
+            raise ServeError(f"{name}={arguments[name]}: {error.errors()[0]['msg']}") from error
     return Settings(**found)
 
 
@@ -105,7 +101,7 @@ def replica_class(serve: Any, warm_domains: int) -> type:
             try:
                 answer = await self.engine.predict(name, images)
             except Refusal as refusal:
-                return Refused(refusal.status, str(refusal), refusal.headers)
+                return refusal.status, str(refusal), refusal.headers
             await self._note(name)
             return answer
 
@@ -138,38 +134,25 @@ class Door:
 class RoutedEngine(Engine):
     """An engine whose domains run elsewhere; the library and the base's features are here."""
 
-    def __init__(
-        self,
-        replicas: Any,
-        settings: Settings,
-        base: Base,
-        observe: Callable[[int, float], None] = lambda images, seconds: None,
-    ) -> None:
+    def __init__(self, replicas: Any, settings: Settings, base: Base, observe: Observe) -> None:
         super().__init__(settings, base, observe)
         self._replicas = replicas
 
     async def _predict(self, name: str, images: Sequence[bytes]) -> Answer:
-        await self.aside(self.library.find, name)  # so that no replica hears of names that are none
+        await self.aside(self.library.find, name)  # replicas hear only of names that are known
         handle = self._replicas.options(multiplexed_model_id=name)
         reply: Answer | Refused = await handle.predict.remote(name, list(images))
-        if isinstance(reply, Refused):
-            raise Refusal(reply.status, reply.message, headers=reply.headers)
-        return reply
+        if isinstance(reply, Answer):
+            return reply
+        status, message, headers = reply
+        raise Refusal(status, message, headers=headers)
 
-    async def _ask_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
-        asked = (self._predict(entry.name, images) for entry in entries)
+    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
+        work = (self._predict(entry.name, images) for entry in entries)
         answers = []
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
+        for answer in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(answer, Answer):
                 answers.append(answer)
             elif not isinstance(answer, Refusal):
                 raise answer
         return answers
-
-
-def _ray_serve() -> Any:
-    try:
-        from ray import serve
-    except ImportError as error:
-        raise ServeError(f"{error}; pip install 'polymask[serve]' 'ray[serve]'") from error
-    return serve

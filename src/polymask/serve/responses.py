@@ -1,9 +1,7 @@
-"""What the server answers, as the OpenAPI describes it, and what it counts.
-
-Counts and times for Prometheus, over all worker processes of a server.
+"""What the server answers, as the OpenAPI describes it, and what it counts for Prometheus.
 
 With several workers `PROMETHEUS_MULTIPROC_DIR` names a folder in which each keeps its numbers;
-whichever worker is asked adds them up.
+the worker that answers adds them up.
 """
 
 import os
@@ -17,7 +15,11 @@ from polymask.library.cache import CacheStats
 from polymask.serve.engine import Answer, Best, Engine, Rule
 from polymask.serve.library import Entry
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own name for it
 _RANKED = 20
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Guess(BaseModel):
@@ -33,7 +35,7 @@ class Seen(BaseModel):
     top: list[Guess]
 
 
-class Prediction(BaseModel):
+class DomainPrediction(BaseModel):
     """What a domain sees on each image."""
 
     domain: str
@@ -121,7 +123,7 @@ class Problem(BaseModel):
     request: str = Field(description="the request's id, as in the server's log")
 
 
-def seen(answer: Answer, row: int, top_k: int) -> list[Guess]:
+def likeliest(answer: Answer, row: int, top_k: int) -> list[Guess]:
     """The likeliest classes of one image."""
     classes = answer.entry.classes
     values, places = answer.logits[row].softmax(0).topk(min(top_k, len(classes)))
@@ -129,66 +131,61 @@ def seen(answer: Answer, row: int, top_k: int) -> list[Guess]:
     return [Guess(label=classes[place], probability=value) for place, value in found]
 
 
-def prediction(answer: Answer, top_k: int, milliseconds: float) -> Prediction:
+def domain_prediction(answer: Answer, top_k: int, milliseconds: float) -> DomainPrediction:
     """The answer of one domain."""
-    return Prediction(
+    return DomainPrediction(
         domain=answer.entry.name,
         pack=answer.entry.info.manifest.sha256,
         warm=answer.warm,
         milliseconds=round(milliseconds, 2),
-        images=[Seen(top=seen(answer, row, top_k)) for row in range(len(answer.logits))],
+        images=[Seen(top=likeliest(answer, row, top_k)) for row in range(len(answer.logits))],
     )
 
 
 def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPrediction:
     """The answer of the best domain for each image."""
-    images = []
-    for answer, ranking in zip(best.answers, best.rankings, strict=True):
-        images.append(
-            SeenByBest(
-                top=seen(answer, 0, top_k),
-                domain=answer.entry.name,
-                pack=answer.entry.info.manifest.sha256,
-                ranking=[DomainScore(domain=one.entry.name, score=one.score) for one in ranking[:_RANKED]],
-            )
+    images = [
+        SeenByBest(
+            top=likeliest(answer, 0, top_k),
+            domain=answer.entry.name,
+            pack=answer.entry.info.manifest.sha256,
+            ranking=[DomainScore(domain=entry.name, score=score) for entry, score in ranking[:_RANKED]],
         )
+        for answer, ranking in zip(best.answers, best.rankings, strict=True)
+    ]
     return AutoPrediction(rule=best.rule, milliseconds=round(milliseconds, 2), images=images)
 
 
-def summary(entry: Entry, warm: bool) -> DomainSummary:
+def domain_summary(entry: Entry, warm: bool) -> DomainSummary:
     """A pack in the list."""
-    return DomainSummary(**_summary(entry, warm))
+    manifest = entry.info.manifest
+    accuracy = _single_values(manifest.metrics).get("test_accuracy")
+    return DomainSummary(
+        name=entry.name,
+        method=manifest.method,
+        class_count=len(entry.classes),
+        bytes=entry.info.bytes,
+        test_accuracy=accuracy if isinstance(accuracy, float) else None,
+        warm=warm,
+        sha256=manifest.sha256,
+    )
 
 
-def detail(entry: Entry, warm: bool) -> DomainDetail:
+def domain_detail(entry: Entry, warm: bool) -> DomainDetail:
     """A pack with all that its manifest tells."""
     manifest = entry.info.manifest
     return DomainDetail(
-        **_summary(entry, warm),
+        **dict(domain_summary(entry, warm)),
         classes=entry.classes,
-        metrics=_plain(manifest.metrics),
-        options=_plain(manifest.options),
+        metrics=_single_values(manifest.metrics),
+        options=_single_values(manifest.options),
         input_shape=list(entry.input.shape),
         base=manifest.base,
         written_by=manifest.library,
     )
 
 
-def _summary(entry: Entry, warm: bool) -> dict[str, Any]:
-    manifest = entry.info.manifest
-    accuracy = _plain(manifest.metrics).get("test_accuracy")
-    return {
-        "name": entry.name,
-        "method": manifest.method,
-        "class_count": len(entry.classes),
-        "bytes": entry.info.bytes,
-        "test_accuracy": accuracy if isinstance(accuracy, float) else None,
-        "warm": warm,
-        "sha256": manifest.sha256,
-    }
-
-
-def _plain(notes: dict[str, Any]) -> dict[str, str | float | None]:
+def _single_values(notes: dict[str, Any]) -> dict[str, str | float | None]:
     """The notes that are single values; a pack may hold anything."""
     found: dict[str, str | float | None] = {}
     for name, value in notes.items():
@@ -199,38 +196,19 @@ def _plain(notes: dict[str, Any]) -> dict[str, str | float | None]:
     return found
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own name for it
-
-
-_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-
-
-_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
 class Metrics:
     """The numbers of one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("polymask_requests", "Requests answered", ["route", "status"], registry=registry)
-        self.seconds = Histogram(
-            "polymask_request_seconds",
-            "Time from a request's first byte to its answer",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
+        self.registry = CollectorRegistry()
+        self.requests = Counter("polymask_requests", "Requests answered", ["route", "status"], registry=self.registry)
+        self.seconds = self._histogram(
+            "polymask_request_seconds", "Time from a request's first byte to its answer", _SECONDS, ("route",)
         )
         self.images = self._counter("polymask_images", "Images run")
-        self.batch_images = Histogram("polymask_batch_images", "Images in a batch", buckets=_IMAGES, registry=registry)
-        self.batch_seconds = Histogram(
-            "polymask_batch_seconds",
-            "Time to run a batch, with the merge where the domain was cold",
-            buckets=_SECONDS,
-            registry=registry,
+        self.batch_images = self._histogram("polymask_batch_images", "Images in a batch", _IMAGES)
+        self.batch_seconds = self._histogram(
+            "polymask_batch_seconds", "Time to run a batch, with the merge where the domain was cold", _SECONDS
         )
         self.waiting = self._gauge("polymask_waiting_images", "Images admitted, not yet answered")
         self.hits = self._counter("polymask_cache_hits", "Batches that found a network warm")
@@ -238,13 +216,16 @@ class Metrics:
         self.evictions = self._counter("polymask_cache_evictions", "Networks dropped for others")
         self.cache_bytes = self._gauge("polymask_cache_bytes", "Bytes of warm networks")
         self.budget = self._gauge("polymask_cache_budget_bytes", "Bytes that they may take")
-        self._seen = CacheStats()
+        self._counted = CacheStats()
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def observe_batch(self, images: int, seconds: float) -> None:
         """A batch was run."""
@@ -259,11 +240,12 @@ class Metrics:
 
     def observe_engine(self, engine: Engine) -> None:
         """The cache and the queue as they are now."""
-        seen, self._seen = self._seen, engine.cache.stats
-        self.hits.inc(self._seen.hits - seen.hits)
-        self.misses.inc(self._seen.misses - seen.misses)
-        self.evictions.inc(self._seen.evictions - seen.evictions)
-        self.cache_bytes.set(self._seen.bytes)
+        before, now = self._counted, engine.cache.stats
+        self._counted = now
+        self.hits.inc(now.hits - before.hits)
+        self.misses.inc(now.misses - before.misses)
+        self.evictions.inc(now.evictions - before.evictions)
+        self.cache_bytes.set(now.bytes)
         self.budget.set(engine.cache.budget_bytes)
         self.waiting.set(engine.batcher.admitted)
 

@@ -53,97 +53,55 @@ class Gate:
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope)
-        found = _REQUEST_ID.fullmatch(given.get("x-request-id", ""))
-        number = found[0] if found else token_hex(8)
-        scope.setdefault("state", {})["request_id"] = number
+        known = _REQUEST_ID.fullmatch(given.get("x-request-id", ""))
+        request_id = known[0] if known else token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
         began, status = time.monotonic(), 0
-        # An answer before the end of the request ends the connection, or the rest would come in.
-        whole = given.get("content-length", "0") == "0" and "transfer-encoding" not in given
+        # An answer before the end of the body ends the connection, or the rest would come in.
+        body_is_read = given.get("content-length", "0") == "0" and "transfer-encoding" not in given
 
-        async def receiving() -> Message:
-            nonlocal whole
+        async def receive_noted() -> Message:
+            nonlocal body_is_read
             message = await receive()
-            whole = whole or not message.get("more_body", False)
+            body_is_read = body_is_read or not message.get("more_body", False)
             return message
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                headers["X-Request-ID"] = number
-                if not whole:
+                headers["X-Request-ID"] = request_id
+                if not body_is_read:
                     headers["Connection"] = "close"
             await send(message)
 
+        app, host, hosts = self.app, given.get("host", "").lower(), self.settings.hosts
+        # A page of another site may have its own name point here; then the name gives it away.
+        if hosts and (host if host.endswith("]") else host.rsplit(":", 1)[0]) not in hosts:
+            app = explain(Refusal(421, "this server is not known by that host name"), request_id)
         try:
-            if self._host_is_known(given.get("host", "")):
-                await self.app(scope, receiving, sending)
-            else:
-                refuse = explain(Refusal(421, "this server is not known by that host name"), number)
-                await refuse(scope, receiving, sending)
+            await app(scope, receive_noted, send_with_headers)
         finally:
             seconds = time.monotonic() - began
-            route = getattr(scope.get("route"), "path", "other")
-            self.observe(route, status, seconds)
+            self.observe(getattr(scope.get("route"), "path", "other"), status, seconds)
             if self.settings.log_requests:
-                self._log(scope, number, status, seconds)
-
-    def _host_is_known(self, host: str) -> bool:
-        """A page of another site may have its own name point here; then the name gives it away."""
-        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        return not self.settings.hosts or name.lower() in self.settings.hosts
-
-    def _log(self, scope: Scope, number: str, status: int, seconds: float) -> None:
-        line = {
-            "request": number,
-            "method": scope["method"],
-            "path": scope["path"][:200],
-            "status": status,
-            "ms": round(1000 * seconds, 1),
-            **scope["state"].get("note", {}),
-        }
-        LOG.info(json.dumps(line))
-
-
-class Tokens:
-    """The bearer token: needed to write, and where it is so set to read."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._token, self._for_reads = settings.token, settings.token_for_reads
-        self._writes = settings.allow_writes
-
-    def check_read(self, authorization: str | None) -> None:
-        """Raise unless the sender may read."""
-        if self._for_reads:
-            self._check(authorization)
-
-    def check_write(self, authorization: str | None) -> None:
-        """Raise unless the sender may write."""
-        if not self._writes:
-            raise Refusal(403, "this server takes no packs; its operator can give --token-file")
-        if self._token is not None:
-            self._check(authorization)
-
-    def _check(self, authorization: str | None) -> None:
-        scheme, _, given = (authorization or "").partition(" ")
-        token = (self._token or "").encode()
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
-            raise Refusal(
-                401,
-                "this needs the server's token: Authorization: Bearer TOKEN",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+                line = {"request": request_id, "method": scope["method"], "path": scope["path"][:200]}
+                line |= {"status": status, "ms": round(1000 * seconds, 1)}
+                LOG.info(json.dumps(line | scope["state"].get("note", {})))
 
 
 class Allowed:
-    """A dependency that lets a request through or refuses it, before its body is read."""
+    """A dependency that lets a request through or refuses it, before its body is read.
+
+    The bearer token is needed to write, and to read where the settings say so.
+    """
 
     def __init__(self, settings: Settings, *, write: bool) -> None:
-        tokens = Tokens(settings)
-        self._check = tokens.check_write if write else tokens.check_read
+        self._forbidden = write and not settings.allow_writes
+        self._token = settings.token if write or settings.token_for_reads else None
 
     def __call__(
         self,
@@ -151,7 +109,14 @@ class Allowed:
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
     ) -> None:
         """Refuse, or return; `credentials` is how the OpenAPI knows of the token."""
-        self._check(request.headers.get("authorization"))
+        if self._forbidden:
+            raise Refusal(403, "this server takes no packs; its operator can give --token-file")
+        if self._token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+            message = "this needs the server's token: Authorization: Bearer TOKEN"
+            raise Refusal(401, message, headers={"WWW-Authenticate": "Bearer"})
 
 
 class Bodies:
@@ -180,12 +145,13 @@ def declared_length(request: Request, unknown: int) -> int:
     return int(given) if given.isdecimal() and len(given) < 19 else unknown
 
 
-async def read(request: Request, limit: int, seconds: float) -> AsyncIterator[bytes]:
+async def body_pieces(request: Request, limit: int, seconds: float) -> AsyncIterator[bytes]:
     """The pieces of a body of at most `limit` bytes, all within `seconds`."""
+    too_large = Refusal(413, f"the body is too large; send at most {limit:,} bytes")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refusal(415, "send the body without a Content-Encoding")
     if declared_length(request, 0) > limit:
-        raise Refusal(413, f"the body is too large; send at most {limit:,} bytes")
+        raise too_large
     pieces, size = request.stream(), 0
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
@@ -200,7 +166,7 @@ async def read(request: Request, limit: int, seconds: float) -> AsyncIterator[by
             raise Refusal(400, "the request ended before its body did") from error
         size += len(piece)
         if size > limit:
-            raise Refusal(413, f"the body is too large; send at most {limit:,} bytes")
+            raise too_large
         if piece:
             yield piece
 
@@ -208,27 +174,23 @@ async def read(request: Request, limit: int, seconds: float) -> AsyncIterator[by
 def explain(refusal: Refusal, request_id: str) -> JSONResponse:
     """A refusal as an answer."""
     message = str(refusal).encode("utf-8", "replace").decode()[:1000]
-    content: dict[str, Any] = {"error": message, "request": request_id}
-    return JSONResponse(content, refusal.status, refusal.headers)
+    return JSONResponse({"error": message, "request": request_id}, refusal.status, refusal.headers)
 
 
 def log_to_stderr() -> None:
     """One JSON object a line; never anything of an image."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line())
+    handler.setFormatter(_JsonLine())
     for name, level in _LOGGERS.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
 
 
-class _Line(logging.Formatter):
+class _JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, Any] = {
-            "time": f"{when}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-        }
+        line: dict[str, Any] = {"time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
         text = record.getMessage()
         line |= json.loads(text) if text.startswith("{") else {"message": text}
         if record.exc_info:

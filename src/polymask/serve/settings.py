@@ -7,17 +7,26 @@ from pathlib import Path
 
 from polymask.errors import PolymaskError
 
+_MIB = 1 << 20
+
 
 class ServeError(PolymaskError):
     """A server cannot be set up as it was told."""
 
 
 class Refusal(PolymaskError):  # noqa: N818 - not a fault
-    """A request that is not answered; `status` is HTTP's, the message is for the client."""
+    """A request that is not answered; `status` is HTTP's, the message is for the client.
 
-    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+    `retry` is after how many seconds the client may come back.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, retry: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
+        if retry is not None:
+            self.headers["Retry-After"] = str(retry)
 
 
 def no_domain(name: str) -> Refusal:
@@ -28,42 +37,57 @@ def no_domain(name: str) -> Refusal:
 def busy(message: str, seconds: float) -> Refusal:
     """Too much is under way; the client may come back."""
     wait = max(1, min(60, round(seconds)))
-    return Refusal(429, f"{message}; try again in {wait} s", headers={"Retry-After": str(wait)})
-
-
-_MIB = 1 << 20
+    return Refusal(429, f"{message}; try again in {wait} s", retry=wait)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a server is told; plain values, because they travel to worker processes."""
+class Limits:
+    """How much a server takes, and how long it waits."""
+
+    cache_bytes: int = 1024 * _MIB
+    """Bytes of merged networks that each worker keeps warm."""
+    runners: int = 2
+    """Threads of each worker that run networks: one may merge while another answers."""
+    threads: int | None = None
+    """Threads of torch for each runner; by default the cores are shared out."""
+    max_batch: int = 32
+    """Images that are run together at most."""
+    max_queue: int = 512
+    """Images that a worker admits before it answers 429."""
+    timeout: float = 30.0
+    """Seconds from a request's last byte to its answer, after which it is given up."""
+    read_timeout: float = 20.0
+    """Seconds from a request's first byte to its last."""
+    upload_timeout: float = 300.0
+    """The same, for a pack."""
+    max_body_bytes: int = 32 * _MIB
+    """The largest request."""
+    max_bodies_bytes: int = 256 * _MIB
+    """Bytes of all requests that are being read or answered."""
+    max_images: int = 32
+    """Images in a request."""
+    max_pixels: int = 25_000_000
+    """The largest image."""
+    max_pack_bytes: int = 512 * _MIB
+    """The largest upload."""
+    max_side: int = 1024
+    """Pixels that a pack may ask its images to be resized to."""
+    auto_domains: int = 64
+    """Domains that /v1/predict/auto compares at most by running each."""
+    token_for_reads: bool = False
+    """Ask for the token in every request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Limits):
+    """All that a server is told; plain values, because they travel to worker processes."""
 
     library: Path
-    base: str | None = None  # the first pack's, where none is named
+    base: str | None = None  # by default the first pack's
     weights: Path | None = None
     device: str = "cpu"
-
-    cache_bytes: int = 1024 * _MIB  # of merged networks, in each process
-    runners: int = 2  # threads that run networks: one may merge while another answers
-    threads: int | None = None  # of torch, for each runner; the cores shared out where None
-
-    window: float = 0.002  # seconds that a request waits for company
-    max_batch: int = 32
-    max_queue: int = 512  # images admitted and not yet answered
-    timeout: float = 30.0  # seconds from a request's last byte to its answer
-    read_timeout: float = 20.0  # seconds from a request's first byte to its last
-    upload_timeout: float = 300.0  # the same, for a pack
-
-    max_body_bytes: int = 32 * _MIB
-    max_bodies_bytes: int = 256 * _MIB  # of all requests that are being read or answered
-    max_images: int = 32  # in a request
-    max_pixels: int = 25_000_000  # of an image
-    max_pack_bytes: int = 512 * _MIB
-    max_side: int = 1024  # of what a pack may ask its images to be resized to
-    auto_domains: int = 64  # that one image is compared with
-
+    window: float = 0.002  # seconds that a request waits for others to be run with
     token: str | None = None
-    token_for_reads: bool = False
     allow_writes: bool = True
     hosts: tuple[str, ...] = ()  # names that a request may call the server by; any where empty
     cors_origins: tuple[str, ...] = ()
@@ -72,11 +96,11 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                given = field.name.replace("_", "-")
-                if field.name in ("window", "cache_bytes") and value == 0:
-                    continue
-                raise ServeError(f"{given} is {value}; it must be positive")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            may_be_zero = field.name in ("window", "cache_bytes")
+            if value < 0 or (value == 0 and not may_be_zero):
+                raise ServeError(f"{field.name.replace('_', '-')} is {value}; it must be positive")
         if self.token_for_reads and self.token is None:
             raise ServeError("reads need a token, but there is none; give --token-file")
 

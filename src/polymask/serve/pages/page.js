@@ -23,10 +23,10 @@ async function call(address, options = {}) {
   return content;
 }
 
-let asking = null; // one dialog for all requests that wait for a token
+let openDialog = null; // one dialog for all requests that wait for a token
 
 function askForToken() {
-  asking ??= new Promise((resolve) => {
+  openDialog ??= new Promise((resolve) => {
     const dialog = byId("token-dialog");
     dialog.returnValue = "";
     byId("token").value = "";
@@ -34,12 +34,12 @@ function askForToken() {
       const given = dialog.returnValue === "ok" ? byId("token").value.trim() : "";
       if (given) sessionStorage.setItem("token", given);
       else sessionStorage.removeItem("token");
-      asking = null;
+      openDialog = null;
       resolve(Boolean(given));
     }, { once: true });
     dialog.showModal();
   });
-  return asking;
+  return openDialog;
 }
 
 /* One image */
@@ -288,5 +288,5 @@ document.addEventListener("drop", (event) => {
   if (packs.length && state.writable) upload(packs);
   else if (files.length) take(files[0]);
 });
-setInterval(() => { if (!document.hidden && !asking) refresh(); }, 5000);
+setInterval(() => { if (!document.hidden && !openDialog) refresh(); }, 5000);
 refresh();
