@@ -59,11 +59,13 @@ def section(name: str, verb: type[Verb]) -> str:
     own = [field for field in fields(verb) if field.name not in EVERYWHERE]
     groups = {field.name: group(verb, field) for field in own}
     options = [option(verb, field) for field in own if groups[field.name] is None]
+    explained = [kind for kind in groups.values() if kind is not None and meanings_of(kind)]
+    options += [option(kind, field) for kind in explained for field in fields(kind)]
     options.sort(key=lambda o: o.rank)
     usage = ["polymask", name, *(o.in_usage for o in options if o.rank < 2), "[options]"]
     about = inspect.cleandoc(verb.__doc__ or "")
     parts = [f"## {name}", about, f"    {' '.join(usage)}", table(options)]
-    for kind in filter(None, groups.values()):
+    for kind in (kind for kind in groups.values() if kind is not None and kind not in explained):
         flags = ", ".join(f"`{flag(field.name)}`" for field in fields(kind))
         about = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
         parts.append(textwrap.fill(f"{about} {flags}.", 110, break_on_hyphens=False))
@@ -93,7 +95,7 @@ class Option:
         return f"[{self.shown}]" if self.by_place and not self.needed else self.shown
 
 
-def option(verb: type[Verb], field: Field[Any]) -> Option:
+def option(verb: type[Any], field: Field[Any]) -> Option:
     """An option of a verb."""
     kind = get_type_hints(verb, include_extras=True)[field.name]
     return Option(kind, field, meanings_of(verb).get(field.name, ""))

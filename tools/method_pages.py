@@ -1,4 +1,4 @@
-"""Write docs/methods: one page for every file of methods, from the code.
+"""Write docs/methods: one page for every file of methods, from the code; and the bits that `polymask methods` shows.
 
     python tools/method_pages.py [--check]
 
@@ -7,11 +7,13 @@
 
 import argparse
 import inspect
+import json
 import sys
 import textwrap
 from pathlib import Path
 
 import polymask as pm
+from polymask.cli.report import COUNTED, count_bits
 from polymask.core.accounting import COMPONENTS
 from polymask.core.method import Method
 
@@ -36,6 +38,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     pages = {PAGES / name: text for name, text in written().items()}
+    own = [name for name in pm.list_methods() if type(pm.create_method(name)).__module__.startswith("polymask.")]
+    pages[COUNTED] = json.dumps(count_bits(own), indent=1) + "\n"
     stale = [p for p, text in pages.items() if not p.exists() or p.read_text() != text]
     stale += [p for p in PAGES.glob("*.md") if p not in pages]
     if check:

@@ -9,7 +9,7 @@ from polymask.benchmarks.jobs import BaseName, load_domain_data
 from polymask.benchmarks.local import run_jobs
 from polymask.benchmarks.planning import Request, environment, final_jobs, make_plan
 from polymask.benchmarks.suites import Protocol, deviations, find_suite
-from polymask.cli.benchmark import Benchmark
+from polymask.cli.benchmark import BenchmarkVerb
 from polymask.train.recipe import get_recipe
 
 QUICK = get_recipe("quick", side=32, epochs=1)
@@ -198,7 +198,7 @@ def test_the_plan_records_the_threads_of_a_job_not_of_the_process_that_plans(
     domains, tmp_path, monkeypatch, options, threads
 ):
     monkeypatch.setattr("torch.get_num_threads", lambda: 6)
-    verb = Benchmark(benchmark=str(domains), methods="classifier-only", out=tmp_path, **options)
+    verb = BenchmarkVerb(benchmark=str(domains), methods="classifier-only", out=tmp_path, **options)
     recorded = environment(verb.request())
     assert recorded["threads"] == str(threads)
     workers = "ray" if options.get("engine") == "ray" else str(options.get("workers", 1))

@@ -17,11 +17,11 @@ def run(tmp_path_factory):
     """The demo on few, small images."""
     out = tmp_path_factory.mktemp("demo")
     small = pytest.MonkeyPatch()
-    lessons = (
-        demo.Lesson("digits", "handwritten digits", 60, 1, 32),
-        demo.Lesson("letters", "letters", 80, 1, 32),
+    domains = (
+        demo.DemoDomain("digits", "handwritten digits", 60, 1, 32),
+        demo.DemoDomain("letters", "letters", 80, 1, 32),
     )
-    small.setattr(demo, "LESSONS", lessons)
+    small.setattr(demo, "DOMAINS", domains)
     console = Console(file=(out / "said.txt").open("w"), width=120)
     result = demo.run_demo(out, 0, console, lambda title: Listener(), "polymask demo")
     console.file.close()
@@ -64,7 +64,7 @@ def test_the_report_is_one_file_with_the_numbers(run):
 def test_a_changed_domain_would_be_noticed(run, monkeypatch):
     """Break the promise on purpose: the proof must fail."""
     out, _ = run
-    monkeypatch.setattr(demo, "LESSONS", (demo.Lesson("digits", "digits", 40, 1, 32),))
+    monkeypatch.setattr(demo, "DOMAINS", (demo.DemoDomain("digits", "digits", 40, 1, 32),))
 
     class Tampered(demo.MultiDomainModel):
         def __call__(self, images, *, domain):

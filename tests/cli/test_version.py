@@ -63,7 +63,7 @@ def test_the_report_names_no_path_no_user_and_no_host(capsys):
 def test_packages_that_are_missing_are_said_to_be(monkeypatch, capsys):
     declared = ["numpy", "no-such-package>=1; extra == 'vision'", "ruff; extra == 'dev'"]
     monkeypatch.setattr(environment, "requires", lambda name: declared)
-    assert environment.report()["extras"] == {"vision": {"no-such-package": None}}
+    assert environment.installation()["extras"] == {"vision": {"no-such-package": None}}
     assert main(["--version"]) == 0
     assert "no-such-package –" in capsys.readouterr().out
 

@@ -18,7 +18,7 @@ from polymask.benchmarks.findings import Findings, find, summarise
 from polymask.benchmarks.records import Runs, Trial, Tuned
 from polymask.benchmarks.tables import tabulate
 from polymask.cli import main
-from polymask.cli.benchmark import Benchmark
+from polymask.cli.benchmark import BenchmarkVerb
 from polymask.report.drawings import differences
 from polymask.report.pages import all_sheets, benchmark_markdown, benchmark_page, lead, results_csv
 from polymask.report.sheet import Cell, Sheet
@@ -330,7 +330,7 @@ def test_the_verbs_table_has_deviations_bits_and_rates(
 def test_the_table_at_a_benchmarks_end_has_deviations_and_remarks() -> None:
     runs = make_runs({"a": 80.0}, methods=("finetune", "piggyback-star"), still=("piggyback-star",))
     console = Console(record=True, width=120, file=io.StringIO())
-    verb = Benchmark(benchmark="demo", methods="finetune")
+    verb = BenchmarkVerb(benchmark="demo", methods="finetune")
     verb.present(summarise(runs.plan, runs.outcomes), console)
     shown = console.export_text()
     assert re.search(r"finetune +\d\.\d\d +\d\d\.\d\d ± \d\.\d\d", shown)

@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; what is returned is the exit code."""
+    """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     if "--version" in words[:1]:
         from polymask.cli.version import print_version

@@ -2,13 +2,13 @@
 
 import shlex
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, recipe_overrides, table
+from polymask.cli.verb import BaseVerb, given_fields, percent, recipe_overrides, table
 from polymask.errors import BenchmarkError
 from polymask.train.recipe import get_recipe
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from polymask.benchmarks.jobs import Job
     from polymask.benchmarks.planning import Request
-    from polymask.benchmarks.records import Outcome, Plan, Tuned
+    from polymask.benchmarks.records import Outcome, Plan
 
 Changes: Any = recipe_overrides("Changes", without=("name", "selection", "train_on_val"))
 
 
 @dataclass(kw_only=True)
-class Benchmark(BaseVerb):
+class BenchmarkVerb(BaseVerb):
     """Run methods on a benchmark's domains; run again, it goes on where it was cut."""
 
     benchmark: tyro.conf.Positional[str]
@@ -84,6 +84,8 @@ class Benchmark(BaseVerb):
 
     def run(self) -> dict[str, Any]:
         from polymask.benchmarks.findings import summarise
+        from polymask.benchmarks.jobs import write_submissions
+        from polymask.benchmarks.measures import settings_text
         from polymask.benchmarks.planning import conclude, final_jobs, make_plan, search_jobs
 
         request = self.request()
@@ -96,20 +98,20 @@ class Benchmark(BaseVerb):
             self.say(f"[dim]not as in the paper: {deviation}[/]")
         trials = search_jobs(request, plan)
         if trials:
-            on = ", ".join(request.search_domains)
-            self.say(f"search on val of {on}: {len(trials)} jobs")
-        plan = conclude(request, plan, self._do(plan, trials))
+            self.say(f"search on val of {', '.join(request.search_domains)}: {len(trials)} jobs")
+        plan = conclude(request, plan, self._run_jobs(plan, trials))
         for text in request.methods:
             if text in plan.tuning:
-                self.say(f"[dim]{text}: {_chosen(plan.tuning[text])}[/]")
+                tuned = plan.tuning[text]
+                self.say(f"[dim]{text}: {'; '.join(filter(None, (settings_text(tuned.chosen), tuned.remark)))}[/]")
         jobs = final_jobs(request, plan)
-        result = summarise(plan, self._do(plan, jobs))
+        result = summarise(plan, self._run_jobs(plan, jobs))
         if self.submission:
-            result["submissions"] = self._submit(jobs)
+            result["submissions"] = [str(path) for path in write_submissions(jobs, self.out)]
         return result
 
-    def _do(self, plan: "Plan", jobs: "list[Job]") -> "list[Outcome]":
-        """Do jobs, while a table shows how they go."""
+    def _run_jobs(self, plan: "Plan", jobs: "list[Job]") -> "list[Outcome]":
+        """Run jobs while a table shows how they go."""
         from polymask.benchmarks.local import run_jobs
         from polymask.cli.progress import LiveTable
 
@@ -141,14 +143,12 @@ class Benchmark(BaseVerb):
             suite = suite.only(_listed("domains", self.domains))
         if self.submission and suite.name != "decathlon":
             raise BenchmarkError(f"{suite.name} has no submissions; leave out --submission")
-        given = {f.name: getattr(self.changes, f.name) for f in fields(self.changes)}
-        changed = {name: value for name, value in given.items() if value is not None}
-        recipe = get_recipe(self.recipe or suite.recipe, **changed)
+        recipe = get_recipe(self.recipe or suite.recipe, **given_fields(self.changes))
         return Request(
             suite=suite,
             base=BaseName(self.base, self.weights, self.device),
             methods=_listed("methods", self.methods),
-            seeds=tuple(_number(seed) for seed in _listed("seeds", self.seeds)),
+            seeds=_seeds(self.seeds),
             protocol=Protocol(recipe, self.selection, self.crops, self.limit, _counts(self.classes), self.labels),
             out=self.out,
             directions=_directions(self.orders),
@@ -164,7 +164,7 @@ class Benchmark(BaseVerb):
         domains = list(result["domains"])
         rows = []
         for row in result["rows"]:
-            cells = [_percent(row["accuracy"][name], row["deviation"][name]) for name in domains]
+            cells = [percent(row["accuracy"][name], row["deviation"][name], unit="") for name in domains]
             rows.append([row["label"], f"{row['params']:.2f}", *cells])
         console.print(table("test accuracy, %", "#Params", *domains, rows=rows))
         for row in result["rows"]:
@@ -174,11 +174,6 @@ class Benchmark(BaseVerb):
             console.print(f"wrote {file}")
         console.print(f"tables, figures and scores: polymask report {self.out}", style="dim")
 
-    def _submit(self, jobs: list[Any]) -> list[str]:
-        from polymask.benchmarks.jobs import write_submissions
-
-        return [str(path) for path in write_submissions(jobs)]
-
 
 def _listed(what: str, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -187,10 +182,12 @@ def _listed(what: str, text: str) -> tuple[str, ...]:
     return names
 
 
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise BenchmarkError(f"--seeds has {text!r}; give numbers from 0, with commas between")
-    return int(text)
+def _seeds(text: str) -> tuple[int, ...]:
+    found = _listed("seeds", text)
+    for part in found:
+        if not (part.isascii() and part.isdigit()):
+            raise BenchmarkError(f"--seeds has {part!r}; give numbers from 0, with commas between")
+    return tuple(map(int, found))
 
 
 def _counts(text: str | None) -> tuple[tuple[str, int], ...]:
@@ -198,7 +195,7 @@ def _counts(text: str | None) -> tuple[tuple[str, int], ...]:
     found = []
     for part in () if text is None else _listed("classes", text):
         domain, _, count = part.rpartition("=")
-        if not count.isascii() or not count.isdigit():
+        if not (count.isascii() and count.isdigit()):
             raise BenchmarkError(f"--classes has {part!r}; give 50, or cubs=50,flowers=20")
         found.append((domain, int(count)))
     return tuple(found)
@@ -209,17 +206,3 @@ def _directions(text: str) -> tuple[str, ...]:
     if not set(names) <= {"down", "up"}:
         raise BenchmarkError(f"--orders {text}: give down, up, or both")
     return names
-
-
-def _chosen(tuned: "Tuned") -> str:
-    """What a search has chosen, in a line."""
-    values = ", ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in tuned.chosen.items()
-    )
-    return "; ".join(part for part in (values, tuned.remark) if part)
-
-
-def _percent(value: float | None, deviation: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"

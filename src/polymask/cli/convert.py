@@ -1,4 +1,4 @@
-"""The verb that turns what was fine-tuned elsewhere into a pack: convert."""
+"""Verbs between packs and other formats: convert, merge, export."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -6,25 +6,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, given, recipe_overrides, table
-from polymask.errors import DomainError, PolymaskError
-from polymask.train.recipe import Recipe, get_recipe
+from polymask.cli.verb import BaseVerb, ImagesVerb, PackVerb, given_fields, image_files, recipe_overrides, table
+from polymask.errors import DomainError, ExportError
+from polymask.train.recipe import get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from polymask.conversion.convert import Converted
-    from polymask.conversion.finetuned import Finetuned
-    from polymask.core.base import Base
-    from polymask.data.images import DomainData
-    from polymask.train.learn import Loaders
 
 _DECIDED = ("name", "side", "resized", "norms")  # by the checkpoint, not by a recipe
 TrainingOverrides: Any = recipe_overrides("TrainingOverrides", without=_DECIDED)
 
 
 @dataclass(kw_only=True)
-class Convert(BaseVerb):
+class ConvertVerb(ImagesVerb, BaseVerb):
     """Turn a network that was fine-tuned from a base into a one-bit pack."""
 
     checkpoint: tyro.conf.Positional[Path]
@@ -51,37 +45,64 @@ class Convert(BaseVerb):
     """For the images and --train-masks: a recipe's name or a .toml file, as for `learn`."""
     out: Path = Path("library")
     """The library's folder."""
-    seed: int = 0
-    """Rules the cut of the data and the order of the images."""
-    limit: int | None = None
-    """At most so many training images."""
-    cache: Path | None = None
-    """A folder that keeps decoded images for the next run."""
-    force: bool = False
-    """Replace a domain of this name."""
     overrides: TrainingOverrides = field(default_factory=TrainingOverrides)
 
     def run(self) -> dict[str, Any]:
+        from polymask.cli.progress import LiveProgress
+        from polymask.conversion.convert import convert, name_outputs, recipe_at
         from polymask.conversion.finetuned import Finetuned
         from polymask.data.load import load_data
         from polymask.files import check_name
 
         check_name(self.name)
         pack = self.out / f"{self.name}.safetensors"
-        if pack.exists() and not self.force:
-            raise DomainError(f"{pack} exists; choose another name, or --force to replace it")
+        self.check_free(pack)
         if self.train_masks and self.data is None:
             raise DomainError("--train-masks needs labelled images; give --data")
-        recipe = get_recipe(self.recipe, **given(self.overrides))
+        recipe = get_recipe(self.recipe, **given_fields(self.overrides))
         names = None if self.classes is None else read_classes(self.classes)
         base = self.open_base(self.base)
         tuned = Finetuned.read(base, self.checkpoint)
-        data = None
-        if self.data is not None:
-            data = load_data(self.data, seed=self.seed, limit=self.limit)
-        converted = self._convert(base, tuned, names, data, recipe)
-        converted.domain.save(pack)
-        return self._result(pack, converted)
+        data = None if self.data is None else load_data(self.data, seed=self.seed, limit=self.limit)
+        recipe = recipe_at(base, recipe, self.side)
+        name_outputs(tuned, names, data)  # a wrong number of them is found before images are read
+        self.say(
+            f"[bold]{self.name}[/]: {tuned.classes} classes from {self.checkpoint}, base "
+            f"{base.name} at {recipe.side} px, library {self.out}"
+        )
+        self.make_folder(self.out, pack)
+        converted = convert(
+            base,
+            tuned,
+            classes=names,
+            data=data,
+            side=self.side,
+            recipe=recipe,
+            statistics=self.statistics,
+            steps=self.scale_steps,
+            rate=self.scale_rate,
+            train_masks=self.train_masks,
+            loaders=None if data is None else self.loaders(data, base.input, recipe),
+            seed=self.seed,
+            listener=LiveProgress(self.name),
+        )
+        for note in converted.notes:
+            self.say(f"[dim]{note}[/]")
+        domain, outputs, unrefined = converted.domain, converted.outputs, converted.unrefined
+        domain.save(pack)
+        return {
+            "pack": str(pack),
+            "method": domain.method.name,
+            "base": domain.base_name,
+            "bytes": pack.stat().st_size,
+            "bits_per_weight": domain.metrics["bits_per_weight"],
+            "test_accuracy": domain.metrics["test_accuracy"],
+            "weights": asdict(converted.weights),
+            "outputs": None if outputs is None else asdict(outputs),
+            "outputs_unrefined": None if unrefined is None else asdict(unrefined),
+            "left": converted.left,
+            "notes": list(converted.notes),
+        }
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         rows = [
@@ -101,80 +122,9 @@ class Convert(BaseVerb):
             console.print(f"left as the base has them, though changed: {named}")
         console.print(f"try: polymask predict {self.name} IMAGE --library {self.out}", style="dim")
 
-    def _convert(
-        self, base: "Base", tuned: "Finetuned", names: list[str] | None, data: "DomainData | None", recipe: Recipe
-    ) -> "Converted":
-        from polymask.cli.progress import LiveProgress
-        from polymask.conversion.convert import convert, name_outputs, recipe_at
-        from polymask.files import remove_leftovers
-
-        recipe = recipe_at(base, recipe, self.side)
-        name_outputs(tuned, names, data)  # a wrong number of them is found before images are read
-        self.say(
-            f"[bold]{self.name}[/]: {tuned.classes} classes from {self.checkpoint}, base "
-            f"{base.name} at {recipe.side} px, library {self.out}"
-        )
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PolymaskError(f"{self.out} cannot be made: {error.strerror}") from error
-        remove_leftovers(self.out / f"{self.name}.safetensors")
-        converted = convert(
-            base,
-            tuned,
-            classes=names,
-            data=data,
-            side=self.side,
-            recipe=recipe,
-            statistics=self.statistics,
-            steps=self.scale_steps,
-            rate=self.scale_rate,
-            train_masks=self.train_masks,
-            loaders=None if data is None else self._loaders(data, base, recipe),
-            seed=self.seed,
-            listener=LiveProgress(self.name),
-        )
-        for note in converted.notes:
-            self.say(f"[dim]{note}[/]")
-        return converted
-
-    def _loaders(self, data: "DomainData", base: "Base", recipe: Recipe) -> "Loaders":
-        from rich.progress import Progress
-
-        from polymask.cli.progress import error_console
-        from polymask.train.learn import make_loaders
-
-        with Progress(console=error_console(), transient=True) as bar:
-            task = bar.add_task("  reading images", total=None)
-            return make_loaders(
-                data,
-                base.input,
-                recipe,
-                seed=self.seed,
-                cache=self.cache,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-
-    def _result(self, pack: Path, converted: "Converted") -> dict[str, Any]:
-        outputs, unrefined = converted.outputs, converted.unrefined
-        domain = converted.domain
-        return {
-            "pack": str(pack),
-            "method": domain.method.name,
-            "base": domain.base_name,
-            "bytes": pack.stat().st_size,
-            "bits_per_weight": domain.metrics["bits_per_weight"],
-            "test_accuracy": domain.metrics["test_accuracy"],
-            "weights": asdict(converted.weights),
-            "outputs": None if outputs is None else asdict(outputs),
-            "outputs_unrefined": None if unrefined is None else asdict(unrefined),
-            "left": converted.left,
-            "notes": list(converted.notes),
-        }
-
 
 def read_classes(path: Path) -> list[str]:
-    """The class names of a file, one a line; empty lines are none."""
+    """The class names of a file, one a line; empty lines are skipped."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -189,17 +139,97 @@ def _output_rows(result: dict[str, Any]) -> list[list[str]]:
     after, before = result["outputs"], result["outputs_unrefined"]
     if after is None:
         return [["outputs", "not compared: give --data"]]
+    error, unrefined = (f"{100 * outputs['relative']:.1f} %" for outputs in (after, before))
     rows = [
         ["outputs compared on", f"{after['images']:,} {after['split']} images"],
-        ["error of the logits", f"{_share(after)} (before refinement {_share(before)})"],
+        ["error of the logits", f"{error} (before refinement {unrefined})"],
         ["mean and largest difference", f"{after['mean']:.3g} and {after['max']:.3g}"],
         ["same first class", f"{after['agreement']:.1f} % (before {before['agreement']:.1f} %)"],
     ]
     if after["pack_accuracy"] is not None:
-        both = f"{after['pack_accuracy']:.2f} %, of the checkpoint "
-        rows.append(["accuracy", both + f"{after['checkpoint_accuracy']:.2f} %"])
+        both = f"{after['pack_accuracy']:.2f} %, of the checkpoint {after['checkpoint_accuracy']:.2f} %"
+        rows.append(["accuracy", both])
     return rows
 
 
-def _share(outputs: dict[str, Any]) -> str:
-    return f"{100 * outputs['relative']:.1f} %"
+@dataclass(kw_only=True)
+class MergeVerb(PackVerb):
+    """Write a domain's network as an ordinary state dict (safetensors)."""
+
+    out: Path
+    """The file to write."""
+    force: bool = False
+    """Replace the file if it exists."""
+
+    def run(self) -> dict[str, Any]:
+        from safetensors.torch import save
+
+        from polymask.files import write_atomically
+
+        if self.out.exists() and not self.force:
+            raise DomainError(f"{self.out} exists; give another --out, or --force to replace it")
+        base, domain = self.open_domain()
+        state = {n: t.detach().cpu().contiguous() for n, t in domain.merged(base).state_dict().items()}
+        write_atomically(self.out, save(state, {"format": "pt"}))
+        size = self.out.stat().st_size
+        return {"state_dict": str(self.out), "tensors": len(state), "bytes": size, "base": base.name}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        console.print(
+            f"{result['state_dict']}: {result['tensors']} tensors, {result['bytes']:,} bytes; load "
+            f"it into {result['base']} with the domain's number of classes"
+        )
+
+
+@dataclass(kw_only=True)
+class ExportVerb(PackVerb):
+    """Write a domain's network for other runtimes: ONNX or torch.export."""
+
+    onnx: Path | None = None
+    """The ONNX file to write."""
+    torch_export: Path | None = None
+    """The torch.export archive (.pt2) to write."""
+    with_normalisation: bool = False
+    """Put the scaling of pixels into the network: it takes uint8 images."""
+    images: list[str] | None = None
+    """Images to check the export with (files, folders, patterns), in place of made ones."""
+    no_check: bool = False
+    """Do not run the export beside PyTorch before it is written."""
+    force: bool = False
+    """Replace the file if it exists."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.conversion.export import export_domain
+        from polymask.data.preprocess import Preprocess
+
+        out = self.onnx or self.torch_export
+        if out is None or (self.onnx and self.torch_export):
+            raise ExportError("give one file to write: --onnx FILE or --torch-export FILE")
+        if self.images and self.no_check:
+            raise ExportError("--images says what to check with, and --no-check not to; give one")
+        if out.exists() and not self.force:
+            raise ExportError(f"{out} exists; give another file, or --force to replace it")
+        files = image_files(self.images or [])
+        base, domain = self.open_domain()
+        preprocess = Preprocess(domain.input)
+        self.say(f"exporting {self.pack}: {domain.method.name} on {base.name}, about a minute")
+        exported = export_domain(
+            base,
+            domain,
+            out,
+            "torch-export" if self.onnx is None else "onnx",
+            with_normalisation=self.with_normalisation,
+            images=preprocess.pixels([preprocess.read(file) for file in files]) if files else None,
+            check=not self.no_check,
+            force=self.force,
+        )
+        return exported.to_json()
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        fed, given = result["description"]["input"], result["description"]["output"]
+        shapes = [" × ".join(map(str, part["shape"])) for part in (fed, given)]
+        opset = f", opset {result['opset']}" if result["opset"] else ""
+        console.print(f"{result['file']}: {result['bytes']:,} bytes{opset}")
+        console.print(f"{fed['name']}: {fed['type']} {shapes[0]}; {given['name']}: {shapes[1]}")
+        if result["checked_images"]:
+            console.print(f"checked on {result['checked_images']} images: within {result['difference']:.1e} of PyTorch")

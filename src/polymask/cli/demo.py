@@ -4,7 +4,7 @@ import io
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +20,16 @@ from polymask.core.accounting import bits_per_weight, component_bits
 from polymask.core.base import Base, fingerprint
 from polymask.core.domain import Domain
 from polymask.core.network import named_tensors
-from polymask.data.images import DomainData
 from polymask.data.load import load_data
+from polymask.data.loader import Loader
 from polymask.files import write_atomically
 from polymask.library.model import MultiDomainModel
 from polymask.nets.zoo import load_base
 from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction, write_demo_report
 from polymask.train.fit import Listener
-from polymask.train.learn import Learned, Loaders, learn, make_loaders
+from polymask.train.learn import Learned, learn, make_loaders
 from polymask.train.predict import logits
-from polymask.train.recipe import Recipe, get_recipe
+from polymask.train.recipe import get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,7 @@ RIVALS = ("classifier-only", "finetune")
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DemoDomain:
     """One domain of the demo, and how much of it is shown."""
 
     source: str
@@ -49,51 +49,56 @@ class Lesson:
     side: int
 
 
-LESSONS = (
-    Lesson("digits", "handwritten digits", 600, 6, 48),
-    Lesson("letters", "letters in unseen typefaces", 700, 5, 64),
-    Lesson("solar-cells", "defects of solar cells", 600, 3, 96),
+DOMAINS = (
+    DemoDomain("digits", "handwritten digits", 600, 6, 48),
+    DemoDomain("letters", "letters in unseen typefaces", 700, 5, 64),
+    DemoDomain("solar-cells", "defects of solar cells", 600, 3, 96),
 )
 
 
 @dataclass(frozen=True)
-class Taught:
-    """A lesson as it was right after its training."""
+class Probed:
+    """A domain as it was right after its training."""
 
     result: DomainResult
-    probe: Tensor  # some test images, as the network sees them
+    images: Tensor  # some test images, as the network sees them
     answer: Tensor  # the domain's logits for them
 
 
 def run_demo(
     out: Path, seed: int, console: "Console", listener_of: Callable[[str], Listener], command: str
 ) -> DemoResult:
-    """Learn the lessons one after another, prove that nothing is forgotten, write the report."""
+    """Learn the domains one after another, prove that nothing is forgotten, write the report."""
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     base = load_base("efficientnet-lite0")
     before = fingerprint(base.net)
+    parameters = sum(p.numel() for p in base.net.parameters())
     console.print(
-        f"[bold]EfficientNet-Lite0[/] with its ImageNet weights: {_parameters(base):,} parameters, "
-        f"frozen. It learns {len(LESSONS)} domains, one after another."
+        f"[bold]EfficientNet-Lite0[/] with its ImageNet weights: {parameters:,} parameters, "
+        f"frozen. It learns {len(DOMAINS)} domains, one after another."
     )
-    taught = [_teach(base, lesson, out, seed, console, listener_of) for lesson in LESSONS]
+    learned = [_learn(base, domain, out, seed, console, listener_of) for domain in DOMAINS]
 
     model = MultiDomainModel(base, library=out)
     results = []
-    for one in taught:
-        again = model(one.probe, domain=one.result.name)
+    for one in learned:
+        again = model(one.images, domain=one.result.name)
         same = isinstance(again, Tensor) and torch.equal(again, one.answer)
         results.append(replace(one.result, unchanged=same))
+    settings = {"seed": str(seed), "recipe": "quick, the same for every method"}
+    for domain in DOMAINS:
+        budget = f"{domain.images} training images at most, {domain.epochs} epochs at {domain.side} px"
+        settings[domain.source] = budget
     result = DemoResult(
         base="EfficientNet-Lite0",
-        base_parameters=_parameters(base),
+        base_parameters=parameters,
         base_bytes=sum(t.numel() * t.element_size() for _, t in named_tensors(base.net)),
         fingerprint_before=before,
         fingerprint_after=fingerprint(base.net),
         domains=tuple(results),
         seconds=time.perf_counter() - began,
-        settings=_settings(seed),
+        settings=settings,
         environment={
             "polymask": __version__,
             "torch": torch.__version__,
@@ -108,47 +113,41 @@ def run_demo(
     return result
 
 
-def _teach(
-    base: Base, lesson: Lesson, out: Path, seed: int, console: "Console", listen: Callable[[str], Listener]
-) -> Taught:
+def _learn(
+    base: Base, shown: DemoDomain, out: Path, seed: int, console: "Console", listener_of: Callable[[str], Listener]
+) -> Probed:
     """Train the domain and its rivals with the same budget."""
-    data = load_data(lesson.source, seed=seed, limit=lesson.images)
-    recipe = recipe_of(lesson)
+    data = load_data(shown.source, seed=seed, limit=shown.images)
+    recipe = get_recipe("quick", epochs=shown.epochs, side=shown.side)
     loaders = make_loaders(data, base.input, recipe, seed=seed)
     assert loaders.test is not None
     console.print(
-        f"\n[bold]{lesson.title}[/] · {len(data.classes)} classes · {len(data.train):,} images to "
+        f"\n[bold]{shown.title}[/] · {len(data.classes)} classes · {len(data.train):,} images to "
         f"learn from, {len(loaders.test.cache):,} to be tested on"
     )
-    results, kept = [], None
+    results: list[MethodResult] = []
     for method in (*RIVALS, METHOD):
         began = time.perf_counter()
-        learned = learn(base, data, method, recipe, loaders=loaders, seed=seed, listener=listen(method))
+        learned = learn(base, data, method, recipe, loaders=loaders, seed=seed, listener=listener_of(method))
         results.append(_measured(base, method, learned, out, data.name, time.perf_counter() - began))
         console.print(_line(results[-1]))
-        kept = learned.domain
-    assert kept is not None
+    domain = learned.domain  # of METHOD, which comes last
     probe, _ = next(loaders.test.batches())
     with torch.no_grad():
-        answer = kept(base, probe)
+        answer = domain(base, probe)
     result = DomainResult(
         name=data.name,
-        title=lesson.title,
+        title=shown.title,
         classes=len(data.classes),
         train_images=len(data.train),
         test_images=len(loaders.test.cache),
         methods=tuple(results),
-        predictions=tuple(_samples(base, kept, data, loaders)),
-        layers=layer_statistics(kept),
+        predictions=tuple(_samples(base, domain, data.classes, loaders.test)),
+        layers=layer_statistics(domain),
         unchanged=False,
-        components=component_bits(kept),
+        components=component_bits(domain),
     )
-    return Taught(result, probe, answer)
-
-
-def recipe_of(lesson: Lesson) -> Recipe:
-    """The recipe `quick`, cut to the lesson's size."""
-    return get_recipe("quick", epochs=lesson.epochs, side=lesson.side)
+    return Probed(result, probe, answer)
 
 
 def _measured(base: Base, method: str, learned: Learned, out: Path, name: str, seconds: float) -> MethodResult:
@@ -159,14 +158,13 @@ def _measured(base: Base, method: str, learned: Learned, out: Path, name: str, s
     if method != METHOD:
         path.unlink()
     assert learned.test_accuracy is not None
-    curve = [EpochPoint(r.epoch + 1, r.loss, r.val_accuracy or 0.0) for r in learned.history]
     return MethodResult(
         method=method,
         test_accuracy=learned.test_accuracy,
         bytes=size,
         bits_per_weight=bits_per_weight(base, learned.domain),
         seconds=seconds,
-        curve=tuple(curve),
+        curve=tuple(EpochPoint(r.epoch + 1, r.loss, r.val_accuracy or 0.0) for r in learned.history),
     )
 
 
@@ -179,56 +177,33 @@ def _line(result: MethodResult) -> str:
     )
 
 
-def _samples(base: Base, domain: Domain, data: DomainData, loaders: Loaders, count: int = 6) -> Iterator[Prediction]:
+def _samples(base: Base, domain: Domain, classes: Sequence[str], test: Loader, count: int = 6) -> Iterator[Prediction]:
     """What the domain says of test images spread over the whole split, right or wrong."""
-    assert loaders.test is not None
-    cache, transform = loaders.test.cache, loaders.test.transform
-    net = domain.merged(base)
-    for index in torch.linspace(0, len(cache) - 1, count).round().int().tolist():
-        crop = transform.crop(cache.image(index), np.random.default_rng(0))
-        shares = logits(net, base.placed(transform.batch([crop]))).softmax(1)[0]
-        values, places = shares.topk(min(3, len(data.classes)))
-        yield Prediction(
-            image_png=_png(cache.image(index)),
-            truth=data.classes[int(cache.labels[index])],
-            top=tuple(
-                (data.classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)
-            ),
-        )
-
-
-def _png(image: Tensor) -> bytes:
     from PIL import Image
 
-    buffer = io.BytesIO()
-    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    picture.thumbnail((128, 128))
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
+    net = domain.merged(base)
+    for index in torch.linspace(0, len(test.cache) - 1, count).round().int().tolist():
+        image = test.cache.image(index)
+        crop = test.transform.crop(image, np.random.default_rng(0))
+        shares = logits(net, base.placed(test.transform.batch([crop]))).softmax(1)[0]
+        values, places = shares.topk(min(3, len(classes)))
+        top = ((classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True))
+        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        picture.thumbnail((128, 128))
+        png = io.BytesIO()
+        picture.save(png, "PNG")
+        yield Prediction(image_png=png.getvalue(), truth=classes[int(test.cache.labels[index])], top=tuple(top))
 
 
-def _settings(seed: int) -> dict[str, str]:
-    settings = {"seed": str(seed), "recipe": "quick, the same for every method"}
-    for lesson in LESSONS:
-        settings[lesson.source] = f"{lesson.images} training images at most, {lesson.epochs} epochs at {lesson.side} px"
-    return settings
-
-
-def _parameters(base: Base) -> int:
-    return sum(p.numel() for p in base.net.parameters())
-
-
-def headline(result: DemoResult, report: Path) -> dict[str, Any]:
-    """The demo's main numbers."""
+def main_numbers(result: DemoResult, report: Path) -> dict[str, Any]:
+    """What --json prints of a demo."""
+    shown = ("test_accuracy", "bytes", "bits_per_weight")
     return {
         "report": str(report),
         "nothing_forgotten": result.nothing_forgotten,
         "seconds": round(result.seconds, 1),
         "domains": {
-            domain.name: {
-                m.method: {"test_accuracy": m.test_accuracy, "bytes": m.bytes, "bits_per_weight": m.bits_per_weight}
-                for m in domain.methods
-            }
+            domain.name: {m.method: {name: getattr(m, name) for name in shown} for m in domain.methods}
             for domain in result.domains
         },
     }

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, Verb, given, recipe_overrides, table
-from polymask.errors import DomainError, PolymaskError
+from polymask.cli.verb import BaseVerb, ImagesVerb, Verb, error_console, given_fields, percent, recipe_overrides, table
 from polymask.train.recipe import Recipe, get_recipe
 
 if TYPE_CHECKING:
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a training keeps what: its result, and its work folder beside it."""
+class RunFiles:
+    """The file that a training writes; beside it a work folder with the log and the checkpoint."""
 
     result: Path
 
     @property
     def work(self) -> Path:
-        """The folder of the log and the checkpoint."""
         return self.result.with_suffix(".run")
 
     @property
@@ -44,36 +42,16 @@ class Places:
 
 
 @dataclass(kw_only=True)
-class TrainingVerb(Verb):
+class TrainingVerb(ImagesVerb):
     """A command that trains on images and writes one file."""
 
     data: str
     """A folder (train/ val/ test/ of class folders, or class folders alone), decathlon:ROOT/NAME,
     sketch:ROOT/SET, torchvision:NAME, hf:NAME, or digits, letters, solar-cells."""
-    seed: int = 0
-    """Rules the cut of the data, the start and the order of the images."""
-    limit: int | None = None
-    """At most so many training images."""
-    cache: Path | None = None
-    """A folder that keeps decoded images for the next run."""
     resume: bool = False
     """Go on where an interrupted run stopped."""
-    force: bool = False
-    """Replace the file of an earlier run."""
     tensorboard: bool = False
     """Write TensorBoard events beside the log."""
-
-    def __post_init__(self) -> None:
-        self.ranks: Ranks | None = None  # the processes that do this together, if several do
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the one that writes files and talks."""
-        return self.ranks is None or self.ranks.first
-
-    def say(self, message: str) -> None:
-        if self.leads:
-            super().say(message)
 
     @abstractmethod
     def target(self) -> Path:
@@ -84,12 +62,16 @@ class TrainingVerb(Verb):
         """The recipe, with the fields that the options change."""
 
     @abstractmethod
-    def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
+    def train(self, recipe: Recipe, data: "DomainData", files: RunFiles) -> None:
         """Train and write the file."""
 
     @abstractmethod
     def result(self, target: Path) -> dict[str, Any]:
         """What the file says of itself."""
+
+    def say(self, message: str) -> None:
+        if self.leads:
+            super().say(message)
 
     def run(self) -> dict[str, Any]:
         from polymask.core.merge import keep_freed_memory
@@ -97,19 +79,17 @@ class TrainingVerb(Verb):
 
         keep_freed_memory()
         target = self.target()
-        places = Places(target)
-        if target.exists() and not self.force:
-            if not self.resume:
-                raise DomainError(f"{target} exists; choose another name, or --force to replace it")
-            if not places.checkpoint.exists():
-                self.say(f"{target} is there already: nothing to resume")
-                return self.result(target)
+        files = RunFiles(target)
+        if self.resume and not self.force and target.exists() and not files.checkpoint.exists():
+            self.say(f"{target} is there already: nothing to resume")
+            return self.result(target)
+        if not self.resume:
+            self.check_free(target)
         recipe = self.chosen_recipe()
-        data = load_data(self.data, seed=self.seed, limit=self.limit)
-        self.train(recipe, data, places)
+        self.train(recipe, load_data(self.data, seed=self.seed, limit=self.limit), files)
         if not self.leads:
             return {}
-        places.checkpoint.unlink(missing_ok=True)
+        files.checkpoint.unlink(missing_ok=True)
         return self.result(target)
 
     def announce(self, title: str, data: "DomainData", choices: str) -> None:
@@ -119,44 +99,22 @@ class TrainingVerb(Verb):
         for note in data.notes:
             self.say(f"[dim]{note}[/]")
 
-    def prepare(self, places: Places) -> None:
-        """Make the work folder, and clear away what a run that was killed has left."""
-        from polymask.files import remove_leftovers
-
+    def prepare(self, files: RunFiles) -> None:
+        """Make the work folder, and clear away what earlier runs have left."""
         if not self.leads:
             return
-        try:
-            places.work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PolymaskError(f"{places.work} cannot be made: {error.strerror}") from error
-        for file in (places.result, places.checkpoint):
-            remove_leftovers(file)
+        self.make_folder(files.work, files.result, files.checkpoint)
         if not self.resume:
-            for file in (places.checkpoint, places.log):
+            for file in (files.checkpoint, files.log):
                 file.unlink(missing_ok=True)
 
     def loaders(self, data: "DomainData", spec: "InputSpec", recipe: Recipe) -> "Loaders":
-        """The batches, made while a bar shows how many images have been read."""
-        from rich.progress import Progress
-
-        from polymask.cli.progress import error_console
-        from polymask.train.learn import make_loaders
-
-        with Progress(console=error_console(), transient=True, disable=not self.leads) as bar:
-            task = bar.add_task("  reading images", total=None)
-            loaders = make_loaders(
-                data,
-                spec,
-                recipe,
-                seed=self.seed,
-                cache=self.cache,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
+        loaders = super().loaders(data, spec, recipe)
         if self.leads:
             self.say(f"[dim]images are ready at {loaders.train.throughput(0.5):,.0f} a second[/]")
         return loaders
 
-    def listener(self, title: str, what: dict[str, Any], recipe: Recipe, places: Places) -> "Listener":
+    def listener(self, title: str, what: dict[str, Any], recipe: Recipe, files: RunFiles) -> "Listener":
         """A bar, a line for every epoch, and the log; `what` stands in the log's first line."""
         from polymask.cli.progress import LiveProgress, TensorBoardLog
         from polymask.train.fit import EpochLog, Listener, Together
@@ -164,8 +122,8 @@ class TrainingVerb(Verb):
         if not self.leads:
             return Listener()
         header = {"name": title} | what | {"seed": self.seed, "data": self.data}
-        log = EpochLog(places.log, header | {"recipe": recipe.to_json()})
-        extra = [TensorBoardLog(places.work)] if self.tensorboard else []
+        log = EpochLog(files.log, header | {"recipe": recipe.to_json()})
+        extra = [TensorBoardLog(files.work)] if self.tensorboard else []
         return Together(LiveProgress(title), log, *extra)
 
 
@@ -173,7 +131,7 @@ Overrides: Any = recipe_overrides("Overrides", without=("name",))
 
 
 @dataclass(kw_only=True)
-class Learn(TrainingVerb, BaseVerb):
+class LearnVerb(TrainingVerb, BaseVerb):
     """Teach the base a domain from a folder of images, and write its pack."""
 
     name: tyro.conf.Positional[str]
@@ -197,6 +155,13 @@ class Learn(TrainingVerb, BaseVerb):
 
     in_ranks: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        self.ranks: Ranks | None = None  # the processes that do this together, if several do
+
+    @property
+    def leads(self) -> bool:
+        return self.ranks is None or self.ranks.first
+
     def execute(self) -> None:
         from polymask.train.ranks import join_ranks
 
@@ -216,10 +181,10 @@ class Learn(TrainingVerb, BaseVerb):
         from polymask.train.recipe import read_method
 
         text = read_method(self.method)
-        recipe = get_recipe(text.recipe_name or self.recipe, **given(self.overrides))
+        recipe = get_recipe(text.recipe_name or self.recipe, **given_fields(self.overrides))
         return recipe.changed(text.recipe_fields)
 
-    def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
+    def train(self, recipe: Recipe, data: "DomainData", files: RunFiles) -> None:
         from polymask.methods.affine.formula import set_kernels
         from polymask.train.learn import learn
         from polymask.train.recipe import method_by, read_method
@@ -235,7 +200,7 @@ class Learn(TrainingVerb, BaseVerb):
         )
         if self.ranks is not None:
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
-        self.prepare(places)
+        self.prepare(files)
         text = read_method(self.method)
         learned = learn(
             base,
@@ -244,19 +209,19 @@ class Learn(TrainingVerb, BaseVerb):
             recipe,
             loaders=self.loaders(data, base.input, recipe),
             seed=self.seed,
-            checkpoint=places.checkpoint,
+            checkpoint=files.checkpoint,
             resume=self.resume,
-            listener=self.listener(self.name, {"method": self.method}, recipe, places),
+            listener=self.listener(self.name, {"method": self.method}, recipe, files),
             ranks=self.ranks,
         )
         if self.leads:
-            learned.domain.save(places.result)
-            if learned.at_chance:
-                self.say(
-                    f"[yellow]what was learned is no better than guessing[/]: the rate of "
-                    f"{recipe.rate:g} may be too high for these images; try --rate "
-                    f"{recipe.rate / 5:g} --force, or more epochs"
-                )
+            learned.domain.save(files.result)
+        if learned.at_chance:
+            self.say(
+                f"[yellow]what was learned is no better than guessing[/]: the rate of "
+                f"{recipe.rate:g} may be too high for these images; try --rate "
+                f"{recipe.rate / 5:g} --force, or more epochs"
+            )
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.pack.format import inspect
@@ -266,10 +231,9 @@ class Learn(TrainingVerb, BaseVerb):
         return named | {"bytes": info.bytes} | info.manifest.metrics
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
-        accuracy = result["test_accuracy"]
         rows = [
             ["pack", result["pack"]],
-            ["test accuracy", "–" if accuracy is None else f"{accuracy:.2f} %"],
+            ["test accuracy", percent(result["test_accuracy"])],
             ["size", f"{result['bytes']:,} bytes"],
             ["bits per weight", f"{result['bits_per_weight']:.3f}"],
         ]
@@ -277,62 +241,13 @@ class Learn(TrainingVerb, BaseVerb):
         console.print(f"try: polymask predict {self.name} IMAGE --library {self.out}", style="dim")
 
 
-@dataclass(kw_only=True)
-class Demo(Verb):
-    """Teach one network three domains, prove that nothing is forgotten, and write a report."""
-
-    out: Path = Path("demo")
-    """Where the packs and the report go."""
-    seed: int = 0
-    """Rules everything random."""
-
-    def run(self) -> dict[str, Any]:
-        from polymask.cli.demo import headline, run_demo
-        from polymask.cli.progress import LiveBar, error_console
-        from polymask.core.merge import keep_freed_memory
-
-        keep_freed_memory()
-        console = error_console()
-        command = f"polymask demo --seed {self.seed}"
-        result = run_demo(self.out, self.seed, console, lambda t: LiveBar(t, console), command)
-        return headline(result, self.out / "report.html")
-
-    def present(self, result: dict[str, Any], console: "Console") -> None:
-        rows = [
-            [
-                name,
-                *(f"{m['test_accuracy']:.2f} %" for m in methods.values()),
-                f"{methods['affine-full']['bytes'] / 1e6:.2f} MB",
-            ]
-            for name, methods in result["domains"].items()
-        ]
-        methods = next(iter(result["domains"].values()))
-        console.print()
-        console.print(table("test accuracy", *methods, "pack", rows=rows))
-        kept = result["nothing_forgotten"]
-        console.print(
-            "[green]✓[/] nothing was forgotten: the base and every domain's outputs are bit-identical to what they were"
-            if kept
-            else "[bold red]✗ something changed: see the report[/]"
-        )
-        console.print(f"{result['seconds']:.0f} s · look at [bold]{result['report']}[/]")
-
-
-_FOR_DOMAINS = (
-    "name",
-    "weight_rate",
-    "head_optimiser",
-    "head_rate",
-    "head_momentum",
-    "norms",
-    "norm_momentum",
-    "norm_reestimate",
-)
-PretrainOverrides: Any = recipe_overrides("PretrainOverrides", without=_FOR_DOMAINS)
+_FOR_HEADS = ("weight_rate", "head_optimiser", "head_rate", "head_momentum")
+_FOR_NORMS = ("norms", "norm_momentum", "norm_reestimate")
+PretrainOverrides: Any = recipe_overrides("PretrainOverrides", without=("name", *_FOR_HEADS, *_FOR_NORMS))
 
 
 @dataclass(kw_only=True)
-class Pretrain(TrainingVerb):
+class PretrainVerb(TrainingVerb):
     """Train a whole network from random weights on a folder of images, and write it as a base."""
 
     net: tyro.conf.Positional[str]
@@ -352,20 +267,17 @@ class Pretrain(TrainingVerb):
         return self.out
 
     def chosen_recipe(self) -> Recipe:
-        return get_recipe(self.recipe, **given(self.overrides))
+        return get_recipe(self.recipe, **given_fields(self.overrides))
 
-    def train(self, recipe: Recipe, data: "DomainData", places: Places) -> None:
+    def train(self, recipe: Recipe, data: "DomainData", files: RunFiles) -> None:
         from polymask.nets.zoo import build
         from polymask.train.learn import pretrain
 
         _, spec = build(self.net, pretrained=False, device="meta")
-        self.announce(
-            self.net,
-            data,
-            f"recipe {recipe.name} ({recipe.epochs} epochs at {recipe.input(spec).side} px), seed "
-            f"{self.seed}, file {self.out}",
-        )
-        self.prepare(places)
+        side = recipe.input(spec).side
+        choices = f"recipe {recipe.name} ({recipe.epochs} epochs at {side} px), seed {self.seed}, file {self.out}"
+        self.announce(self.net, data, choices)
+        self.prepare(files)
         trained = pretrain(
             self.net,
             data,
@@ -373,11 +285,11 @@ class Pretrain(TrainingVerb):
             loaders=self.loaders(data, spec, recipe),
             seed=self.seed,
             device=self.device,
-            checkpoint=places.checkpoint,
+            checkpoint=files.checkpoint,
             resume=self.resume,
-            listener=self.listener(self.net, {}, recipe, places),
+            listener=self.listener(self.net, {}, recipe, files),
         )
-        trained.save(places.result)
+        trained.save(files.result)
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.nets.base_file import read_notes
@@ -389,12 +301,47 @@ class Pretrain(TrainingVerb):
         return named | {"bytes": target.stat().st_size} | notes.metrics
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
-        accuracies = {name: result[f"{name}_accuracy"] for name in ("val", "test")}
         rows = [
             ["base", result["base"]],
-            *([f"{name} accuracy", "–" if value is None else f"{value:.2f} %"] for name, value in accuracies.items()),
+            ["val accuracy", percent(result["val_accuracy"])],
+            ["test accuracy", percent(result["test_accuracy"])],
             ["size", f"{result['bytes']:,} bytes"],
             ["fingerprint", result["fingerprint"][:12]],
         ]
         console.print(table("", "", rows=rows))
         console.print(f"try: polymask learn NAME --data FOLDER --base {self.out}", style="dim")
+
+
+@dataclass(kw_only=True)
+class DemoVerb(Verb):
+    """Teach one network three domains, prove that nothing is forgotten, and write a report."""
+
+    out: Path = Path("demo")
+    """Where the packs and the report go."""
+    seed: int = 0
+    """Rules everything random."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.cli.demo import main_numbers, run_demo
+        from polymask.cli.progress import LiveBar
+        from polymask.core.merge import keep_freed_memory
+
+        keep_freed_memory()
+        console = error_console()
+        command = f"polymask demo --seed {self.seed}"
+        result = run_demo(self.out, self.seed, console, lambda title: LiveBar(title, console), command)
+        return main_numbers(result, self.out / "report.html")
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        rows = []
+        for name, methods in result["domains"].items():
+            accuracies = [percent(method["test_accuracy"]) for method in methods.values()]
+            rows.append([name, *accuracies, f"{methods['affine-full']['bytes'] / 1e6:.2f} MB"])
+        console.print()
+        console.print(table("test accuracy", *next(iter(result["domains"].values())), "pack", rows=rows))
+        console.print(
+            "[green]✓[/] nothing was forgotten: the base and every domain's outputs are bit-identical to what they were"
+            if result["nothing_forgotten"]
+            else "[bold red]✗ something changed: see the report[/]"
+        )
+        console.print(f"{result['seconds']:.0f} s · look at [bold]{result['report']}[/]")

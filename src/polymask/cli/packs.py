@@ -1,12 +1,17 @@
-"""Verbs that look at packs, which need no torch, and that count bits."""
+"""Verbs for packs and libraries of them: list, show, evaluate, predict, push, serve. list and show need no torch."""
 
-from dataclasses import asdict, dataclass
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from polymask.cli.verb import NamedPack, Verb, table
+from polymask.cli.verb import BaseVerb, NamedPack, PackVerb, Verb, image_files, percent, table
+from polymask.errors import DataError, DomainError
+from polymask.serve.settings import Limits, Settings, read_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,25 +20,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Show(NamedPack):
+class ShowVerb(NamedPack):
     """Show what a pack holds."""
 
     def run(self) -> dict[str, Any]:
         from polymask.pack.format import inspect
 
         info = inspect(self.pack_path())
-        return summary(info) | asdict(info.manifest)
+        return pack_summary(info) | asdict(info.manifest)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         classes = result["classes"] or []
         names = ", ".join(classes[:8]) + (" …" if len(classes) > 8 else "")
-        shape = " × ".join(map(str, result["input"].get("shape", [])))
         rows = [
             ["pack", result["pack"]],
             ["method", result["method"]],
             ["base", f"{result['base']} (fingerprint {result['fingerprint'][:12]}…)"],
             ["classes", f"{len(classes)}: {names}"],
-            ["input", shape],
+            ["input", " × ".join(map(str, result["input"].get("shape", [])))],
             ["size", f"{result['bytes']:,} bytes"],
             ["bits per masked weight", f"{result['mask_bits_per_weight']:.3f}"],
             ["sha256", result["sha256"]],
@@ -45,7 +49,7 @@ class Show(NamedPack):
 
 
 @dataclass(kw_only=True)
-class List(Verb):
+class ListVerb(Verb):
     """List the domains of a library."""
 
     library: tyro.conf.Positional[Path] = Path("library")
@@ -54,115 +58,22 @@ class List(Verb):
     def run(self) -> list[dict[str, Any]]:
         from polymask.pack.format import inspect, packs_in
 
-        return [summary(inspect(path)) for path in packs_in(self.library)]
-
-    def present(self, result: list[dict[str, Any]], console: "Console") -> None:
-        rows = [
-            [
-                row["name"],
-                row["method"],
-                row["base"],
-                str(row["class_count"]),
-                _percent(row["test_accuracy"]),
-                f"{row['bytes']:,}",
-            ]
-            for row in result
-        ]
-        headings = ("domain", "method", "base", "classes", "test accuracy", "bytes")
-        console.print(table(*headings, rows=rows))
-
-
-@dataclass(kw_only=True)
-class Account(Verb):
-    """Count the bits of a domain, and #Params for several, as the paper does and as stored."""
-
-    base: str = "efficientnet-lite0"
-    """A built-in base, timm:NAME, torchvision:NAME or a base's file. Weights are not needed."""
-    method: str = "affine-full"
-    """The method's name."""
-    domains: int = 2
-    """Domains in all, the base's own among them."""
-    classes: int = 0
-    """Classes of a new domain; the head is reported, never counted in #Params."""
-
-    def run(self) -> dict[str, Any]:
-        from polymask.core.accounting import account
-        from polymask.nets.zoo import load_base
-
-        base = load_base(self.base, pretrained=False, device="meta")
-        counted = account(base, self.method, domains=self.domains, classes=self.classes)
-        return counted.to_json()
-
-    def present(self, result: dict[str, Any], console: "Console") -> None:
-        rows = [
-            ["#Params, the paper's convention", f"{result['params_paper']:.4f}"],
-            ["#Params, as stored", f"{result['params_stored']:.4f}"],
-            ["bits per weight of the base", f"{result['bits_per_weight']:.4f}"],
-            ["parameters of the base", f"{result['base_parameters']:,}"],
-            ["weights masked", f"{result['masked_weights']:,}"],
-        ]
-        rows += [
-            [f"bits: {name.replace('_', ' ')}", f"{bits:,}"] for name, bits in result["components"].items() if bits
-        ]
-        title = f"{result['method']} on {result['base']}, {result['domains']} domains"
-        console.print(table(title, "", rows=rows))
-
-
-@dataclass(kw_only=True)
-class Methods(Verb):
-    """List the methods, with what each stores."""
-
-    pattern: tyro.conf.Positional[str] = "*"
-    """Names to list (* and ?)."""
-
-    def run(self) -> list[dict[str, Any]]:
-        from polymask.core.accounting import account
-        from polymask.core.registry import create_method, list_methods
-        from polymask.nets.zoo import load_base
-
-        base = load_base("torchvision:resnet50", pretrained=False, device="meta")
-        rows = []
-        for name in list_methods(self.pattern):
-            method = create_method(name)
-            rows.append(
-                {
-                    "name": name,
-                    "mergeable": method.mergeable,
-                    "moves_base": method.moves_base,
-                    "ordered": method.ordered,
-                    "joint": method.joint,
-                    "norms": method.norms,
-                    "bits_per_weight": account(base, method, domains=6).bits_per_weight,
-                    "reference": method.reference,
-                }
-            )
-        return rows
+        return [pack_summary(inspect(path)) for path in packs_in(self.library)]
 
     def present(self, result: list[dict[str, Any]], console: "Console") -> None:
         rows = []
-        for row in result:
-            first, *_ = row["reference"].removeprefix("arXiv ").split(", ")
-            bits = f"{row['bits_per_weight']:.2f}"
-            rows.append([row["name"], bits, row["norms"], _remarks(row), first])
-        console.print(table("method", "bits/weight*", "norms", "", "paper", rows=rows))
-        console.print("* what each of five domains adds to ResNet-50, heads aside", style="dim")
+        for pack in result:
+            accuracy = pack["test_accuracy"]
+            shown = percent(accuracy if isinstance(accuracy, int | float) else None)
+            named = [pack["name"], pack["method"], pack["base"]]
+            rows.append([*named, str(pack["class_count"]), shown, f"{pack['bytes']:,}"])
+        console.print(table("domain", "method", "base", "classes", "test accuracy", "bytes", rows=rows))
 
 
-def _remarks(row: dict[str, Any]) -> str:
-    """What is not so with most methods."""
-    found = {
-        "learned jointly": row["joint"],
-        "order matters": row["ordered"],
-        "moves the base": row["moves_base"],
-        "not mergeable": not row["mergeable"],
-    }
-    return ", ".join(remark for remark, holds in found.items() if holds)
-
-
-def summary(info: "PackInfo") -> dict[str, Any]:
+def pack_summary(info: "PackInfo") -> dict[str, Any]:
     """A pack in a few numbers."""
     manifest = info.manifest
-    masked = sum(_product(how["shape"]) for how in manifest.bits.values())
+    masked = sum(math.prod(how["shape"]) for how in manifest.bits.values())
     mask_bytes = sum(info.tensors.get(name, 0) for name in manifest.bits)
     parts: dict[str, int] = {}
     for name, size in info.tensors.items():
@@ -182,12 +93,187 @@ def summary(info: "PackInfo") -> dict[str, Any]:
     }
 
 
-def _percent(value: Any) -> str:
-    return f"{value:.2f} %" if isinstance(value, int | float) else "–"
+@dataclass(kw_only=True)
+class EvaluateVerb(PackVerb):
+    """Measure a domain's accuracy on the test images of a source."""
+
+    data: str
+    """A folder of images, or another source (see the documentation of `learn`)."""
+    split: str = "test"
+    """Which images: train, val or test."""
+    seed: int = 0
+    """The seed that cut the source into splits, where it does not come with splits."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.data.cache import cache_splits
+        from polymask.data.load import load_data
+        from polymask.data.loader import Loader
+        from polymask.data.preprocess import eval_transform
+        from polymask.train.predict import evaluate
+
+        data = load_data(self.data, seed=self.seed)
+        splits = data.splits()
+        if self.split not in splits:
+            raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(splits)}")
+        base, domain = self.open_domain()
+        if list(data.classes) != domain.classes:
+            raise DomainError(
+                f"the classes of {self.data} ({_some(data.classes)}) are not those of the domain "
+                f"({_some(domain.classes or [])}); evaluate on images of the same classes"
+            )
+        preprocess = eval_transform(data, domain.input)
+        (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
+        accuracy = evaluate(base, domain, Loader(cache, preprocess, batch_size=64))
+        return {"pack": str(self.pack_path()), f"{self.split}_accuracy": accuracy, "images": len(cache)}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        accuracy = result[f"{self.split}_accuracy"]
+        console.print(f"{accuracy:.2f} % of {result['images']:,} {self.split} images")
 
 
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _some(names: Any) -> str:
+    names = list(names)
+    return ", ".join(names[:4]) + (f" … {len(names)} in all" if len(names) > 4 else "")
+
+
+@dataclass(kw_only=True)
+class PredictVerb(PackVerb):
+    """Say what is on images: files, folders or patterns."""
+
+    images: tyro.conf.Positional[list[str]]
+    """Files, folders or patterns (quote them)."""
+    top_k: int = 3
+    """How many classes to name for each image."""
+
+    def run(self) -> list[dict[str, Any]]:
+        from polymask.train.predict import predict_files
+
+        if self.top_k < 1:
+            raise DataError(f"top-k {self.top_k} must be at least 1")
+        files = image_files(self.images)
+        base, domain = self.open_domain()
+        if domain.classes is None:
+            raise DomainError(f"{self.pack} has no classes: it gives features, not predictions")
+        rows = []
+        for file, shares in zip(files, predict_files(base, domain, files), strict=True):
+            values, places = shares.topk(min(self.top_k, len(domain.classes)))
+            top = [
+                {"class": domain.classes[place], "probability": value}
+                for place, value in zip(places.tolist(), values.tolist(), strict=True)
+            ]
+            rows.append({"image": str(file), "top": top})
+        return rows
+
+    def present(self, result: list[dict[str, Any]], console: "Console") -> None:
+        rows = [[row["image"]] + [f"{t['class']} {100 * t['probability']:.1f} %" for t in row["top"]] for row in result]
+        places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top_k + 1)]
+        console.print(table("image", *places[: len(rows[0]) - 1], rows=rows))
+
+
+@dataclass(kw_only=True)
+class PushVerb(PackVerb):
+    """Put a domain on the Hugging Face Hub, with a model card."""
+
+    repo: tyro.conf.Positional[str]
+    """USER/REPO; it is made if it is not there."""
+    name: str | None = None
+    """The pack's name in the repository; by default the repository's own."""
+    private: bool = False
+    """Make the repository private, if it is made."""
+    license: str | None = None
+    """The licence of the pack, as the Hub abbreviates it (apache-2.0, mit, …)."""
+    message: str | None = None
+    """What the commit says."""
+    revision: str | None = None
+    """The branch."""
+    force: bool = False
+    """Replace a pack of the same name."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.report.card import push
+
+        base, domain = self.open_domain()
+        self.say(f"pushing {self.pack} ({domain.method.name} on {base.name}) to {self.repo}")
+        commit = push(
+            domain,
+            self.repo,
+            name=self.name,
+            private=self.private or None,
+            license=self.license,
+            message=self.message,
+            revision=self.revision,
+            force=self.force,
+        )
+        return {"repo": self.repo, "commit": commit, "load": f"hf:{self.repo}"}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        console.print(f"{result['commit']}\nload it as {result['load']}", soft_wrap=True)
+
+
+@dataclass(kw_only=True)
+class ServeVerb(BaseVerb):
+    """Serve a library over HTTP: predictions, uploads, a web page."""
+
+    library: tyro.conf.Positional[Path]
+    """A folder of packs; one that appears in it is served at once."""
+    base: str | None = None
+    """The base, where it is not the one that the first pack names."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Beyond this machine, writing needs --token-file."""
+    port: int = 8000
+    """The port; 0 takes a free one."""
+    workers: int = 1
+    """Processes; they share the base's memory."""
+    window_ms: float = 1000 * Settings.window
+    """How long a request waits for others to be run with."""
+    drain: int = 30
+    """Seconds that requests under way have when the server is told to stop."""
+    token_file: Path | None = None
+    """A file with the token that uploads and deletions must carry."""
+    allow_host: list[str] | None = None
+    """Names that requests may call the server by, without a port."""
+    cors_origin: list[str] | None = None
+    """Origins whose pages may use the server from a browser; by default none."""
+    no_request_log: bool = False
+    """Do not log each request."""
+    limits: Limits = field(default_factory=Limits)
+
+    def run(self) -> dict[str, Any]:
+        try:
+            from polymask.serve.process import serve
+        except ImportError as error:
+            raise ImportError(f"{error}; pip install 'polymask[serve]'") from error
+        began = time.monotonic()
+        address: list[str] = []
+
+        def ready(url: str) -> None:
+            address.append(url)
+            self.say(f"serving {self.library} at {url}")
+            sys.stderr.flush()
+
+        serve(self.settings(), host=self.host, port=self.port, workers=self.workers, drain=self.drain, ready=ready)
+        return {"address": address[0], "seconds": round(time.monotonic() - began, 1)}
+
+    def settings(self) -> Settings:
+        """What the server is told."""
+        from polymask.serve.process import is_loopback, loopback_names
+
+        local = is_loopback(self.host)
+        token = None if self.token_file is None else read_token(self.token_file)
+        hosts = tuple(name.lower() for name in self.allow_host or ())
+        return Settings(
+            **asdict(self.limits),
+            library=self.library,
+            base=self.base,
+            weights=self.weights,
+            device=self.device,
+            window=self.window_ms / 1000,
+            token=token,
+            allow_writes=local or token is not None,
+            hosts=hosts + (loopback_names(self.host) if local or hosts else ()),
+            cors_origins=tuple(self.cors_origin or ()),
+            log_requests=not self.no_request_log,
+        )
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        console.print(f"stopped after {result['seconds']} s")

@@ -1,4 +1,4 @@
-"""From the words of a command to its verb; completion scripts. Imports no torch, and no verb but the one asked for."""
+"""From the words of a command to its verb; completion scripts. Imports no torch, and only the verb that is needed."""
 
 import ast
 import inspect
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -20,42 +21,42 @@ if TYPE_CHECKING:
 
 
 class Verbs(Mapping[str, type[Verb]]):
-    """Verbs by name, in the order of the help; each is imported when it is asked for."""
+    """Verbs by name, in the order of the help; each is imported when it is needed."""
 
-    def __init__(self, **places: tuple[str, str]) -> None:
-        self.places = places  # verb -> its module in this package, its class
+    def __init__(self, **modules: str) -> None:
+        self.modules = modules  # verb -> its module in this package
 
     def __getitem__(self, name: str) -> type[Verb]:
-        module, class_name = self.places[name]
-        verb: type[Verb] = getattr(import_module(f"polymask.cli.{module}"), class_name)
+        module = import_module(f"polymask.cli.{self.modules[name]}")
+        verb: type[Verb] = getattr(module, f"{name.capitalize()}Verb")
         return verb
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+        return iter(self.modules)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.modules)
 
 
 VERBS = Verbs(
-    demo=("learn", "Demo"),
-    learn=("learn", "Learn"),
-    convert=("convert", "Convert"),
-    pretrain=("learn", "Pretrain"),
-    evaluate=("use", "Evaluate"),
-    predict=("use", "Predict"),
-    list=("packs", "List"),
-    show=("packs", "Show"),
-    merge=("use", "Merge"),
-    export=("use", "Export"),
-    push=("use", "Push"),
-    methods=("packs", "Methods"),
-    account=("packs", "Account"),
-    score=("report", "ScoreVerb"),
-    benchmark=("benchmark", "Benchmark"),
-    serve=("report", "Serve"),
-    report=("report", "Report"),
-    completion=("parser", "Completion"),
+    demo="learn",
+    learn="learn",
+    convert="convert",
+    pretrain="learn",
+    evaluate="packs",
+    predict="packs",
+    list="packs",
+    show="packs",
+    merge="convert",
+    export="convert",
+    push="packs",
+    methods="report",
+    account="report",
+    score="report",
+    benchmark="benchmark",
+    serve="packs",
+    report="report",
+    completion="parser",
 )
 DESCRIPTION = (
     "One pretrained network, many visual domains, about one bit per weight each. "
@@ -66,7 +67,7 @@ _STYLE = (FlagCreatePairsOff, OmitSubcommandPrefixes, OmitArgPrefixes)
 
 def parse(arguments: list[str]) -> Verb:
     """The verb that a command asks for; exits with 2 where the command makes no sense."""
-    if arguments and arguments[0] in VERBS.places:
+    if arguments and arguments[0] in VERBS.modules:
         name, *words = arguments
         verb = VERBS[name]
         alone: Verb = tyro.cli(verb, prog=f"polymask {name}", description=_first_line(verb), args=words, config=_STYLE)
@@ -149,47 +150,6 @@ def _written_below(kind: type) -> Iterator[tuple[str, str]]:
 
 Shell = Literal["bash", "zsh", "fish"]
 
-_BASH = """\
-# Completion of polymask, for ~/.bashrc:  source <(polymask completion bash)
-# Where nothing of ours fits, the shell offers files.
-_polymask_domains() {
-  local folder=library place=1 file
-  while [ "$place" -lt "$COMP_CWORD" ]; do
-    if [ "${COMP_WORDS[place]}" = --library ]; then folder="${COMP_WORDS[place+1]}"; fi
-    place=$((place + 1))
-  done
-  for file in "$folder"/*.safetensors; do
-    if [ -e "$file" ]; then file="${file##*/}"; echo "${file%.safetensors}"; fi
-  done
-}
-_polymask() {
-  local IFS=$'\\n' word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
-  local options= valued= places= values=
-  COMPREPLY=()
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W $'VERBS' -- "$word"))
-    return 0
-  fi
-  case "${COMP_WORDS[1]}" in
-CASES
-  esac
-  case "${COMP_WORDS[1]} $before" in
-VALUES
-  esac
-  if [ -n "$values" ]; then
-    COMPREPLY=($(compgen -W "$values" -- "$word"))
-    return 0
-  fi
-  case " $valued " in *" $before "*) return 0 ;; esac
-  case "$word" in
-    -*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
-    *) if [ "$places" = DOMAINS ]; then places="$(_polymask_domains)"; fi
-       COMPREPLY=($(compgen -W "$places" -- "$word")) ;;
-  esac
-  return 0
-}
-complete -o default -F _polymask polymask
-"""
 _ZSH = """\
 # Completion of polymask, for ~/.zshrc:  source <(polymask completion zsh)
 whence compdef >/dev/null || { autoload -U compinit && compinit; }
@@ -204,14 +164,13 @@ _FISH_DOMAINS = "(for file in library/*.safetensors; basename $file .safetensors
 
 
 @dataclass(kw_only=True)
-class Completion(Verb):
+class CompletionVerb(Verb):
     """Print a completion script for a shell."""
 
     shell: tyro.conf.Positional[Shell]
     """bash, zsh or fish; the script's first line says where it goes."""
 
     def run(self) -> dict[str, Any]:
-
         return {"shell": self.shell, "script": SCRIPTS[self.shell](VERBS)}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
@@ -232,7 +191,8 @@ def bash_script(verbs: Mapping[str, type[Verb]]) -> str:
             if option.words:
                 words = _lines(option.words)
                 values.append(f"    '{name} --{option.name}') values=$'{words}' ;;")
-    script = _BASH.replace("VERBS", _lines([*verbs, "--help", "--version"]))
+    script = (Path(__file__).parent / "completion.bash").read_text()
+    script = script.replace("VERBS", _lines([*verbs, "--help", "--version"]))
     return script.replace("CASES", "\n".join(cases)).replace("VALUES", "\n".join(values))
 
 
@@ -245,8 +205,7 @@ def fish_script(verbs: Mapping[str, type[Verb]]) -> str:
     """Completion for fish."""
     lines = []
     for name, verb in verbs.items():
-        about = (verb.__doc__ or "").strip().splitlines()[0]
-        lines.append(f"-n __fish_use_subcommand -f -a {name} -d {_quoted(about)}")
+        lines.append(f"-n __fish_use_subcommand -f -a {name} -d {_quoted(_first_line(verb))}")
         found, seen = options_of(verb), f"-n '__fish_seen_subcommand_from {name}'"
         for option in (option for option in found if not option.by_place):
             takes = "-f" if option.is_flag else "-r"

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -17,14 +16,10 @@ from rich.text import Text
 from polymask.benchmarks.jobs import Job
 from polymask.benchmarks.local import Watcher
 from polymask.benchmarks.records import ARROWS, Outcome, Plan
+from polymask.cli.verb import error_console, percent
 from polymask.train.fit import Listener
 from polymask.train.learner import EpochRecord
 from polymask.train.recipe import Recipe
-
-
-def error_console() -> Console:
-    """The console for everything that is not a result."""
-    return Console(stderr=True, highlight=False)
 
 
 class LiveBar(Listener):
@@ -134,9 +129,7 @@ class LiveTable(Watcher):
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.live.is_started:
             self.live.stop()
 
@@ -154,7 +147,7 @@ class LiveTable(Watcher):
             if found.test_accuracy is not None:
                 cell = self._cell(job, name)
                 cell.accuracies = [*(cell.accuracies or []), found.test_accuracy]
-        self._line(job, ", ".join(_accuracy(n, f.test_accuracy) for n, f in outcome.domains.items()))
+        self._line(job, ", ".join(f"{name} {percent(d.test_accuracy)}" for name, d in outcome.domains.items()))
 
     def failed(self, job: Job, error: str) -> None:
         self._close(job)
@@ -175,7 +168,7 @@ class LiveTable(Watcher):
         return Group(grid, Text(f"{self.done} of {len(self.jobs)} jobs", style="dim"), *lines)
 
     def _cell(self, job: Job, domain: str) -> _Cell:
-        return self.cells.setdefault((_label(job), domain), _Cell())
+        return self.cells.setdefault((f"{job.method}{ARROWS[job.direction]}", domain), _Cell())
 
     def _close(self, job: Job) -> None:
         self.done += 1
@@ -187,11 +180,3 @@ class LiveTable(Watcher):
     def _line(self, job: Job, what: str) -> None:
         if not self.live.is_started:
             self.console.print(f"{self.done}/{len(self.jobs)} {job.title}: {what}", soft_wrap=True)
-
-
-def _label(job: Job) -> str:
-    return f"{job.method}{ARROWS[job.direction]}"
-
-
-def _accuracy(domain: str, value: float | None) -> str:
-    return f"{domain} –" if value is None else f"{domain} {value:.2f} %"

@@ -1,25 +1,23 @@
-"""Verbs that import no torch: report makes tables and figures of runs, score scores, serve starts a server."""
+"""Verbs that count: report and score, which import no torch, account and methods."""
 
-import sys
-import time
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, Verb, table
+from polymask.cli.verb import Verb, table
 from polymask.errors import BenchmarkError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from polymask.benchmarks.score import Score
-    from polymask.serve.settings import Settings
 
 
 @dataclass(kw_only=True)
-class Report(Verb):
+class ReportVerb(Verb):
     """Write tables and figures of a benchmark's runs, as HTML, Markdown and CSV."""
 
     runs: tyro.conf.Positional[list[Path]]
@@ -195,101 +193,84 @@ class ScoreVerb(Verb):
 
 
 @dataclass(kw_only=True)
-class Serve(BaseVerb):
-    """Serve a library over HTTP: predictions, uploads, a web page."""
+class AccountVerb(Verb):
+    """Count the bits of a domain, and #Params for several, as the paper does and as stored."""
 
-    library: tyro.conf.Positional[Path]
-    """A folder of packs; one that appears in it is served at once."""
-    base: str | None = None
-    """The base, where it is not the one that the first pack names."""
-    host: str = "127.0.0.1"
-    """The address to listen on. Beyond this machine, writing needs --token-file."""
-    port: int = 8000
-    """The port; 0 takes a free one."""
-    cache_bytes: int = 1 << 30
-    """Bytes of merged networks that each worker keeps warm."""
-    workers: int = 1
-    """Processes; they share the base's memory."""
-    runners: int = 2
-    """Threads of each worker that run networks."""
-    threads: int | None = None
-    """Threads of torch for each runner; the cores shared out where none is given."""
-    window_ms: float = 2.0
-    """How long a request waits for others to be run with."""
-    max_batch: int = 32
-    """Images that are run together at most."""
-    max_queue: int = 512
-    """Images that a worker admits before it answers 429."""
-    max_body_bytes: int = 32 << 20
-    """The largest request."""
-    max_pack_bytes: int = 512 << 20
-    """The largest upload."""
-    max_pixels: int = 25_000_000
-    """The largest image."""
-    auto_domains: int = 64
-    """Domains that /v1/predict/auto compares at most."""
-    timeout: float = 30.0
-    """Seconds after which a request is given up."""
-    drain: int = 30
-    """Seconds that requests under way have when the server is told to stop."""
-    token_file: Path | None = None
-    """A file with the token that uploads and deletions must carry."""
-    token_for_reads: bool = False
-    """Ask for the token in every request."""
-    allow_host: list[str] | None = None
-    """Names that requests may call the server by, without a port."""
-    cors_origin: list[str] | None = None
-    """Origins whose pages may use the server from a browser; none is the default."""
-    no_request_log: bool = False
-    """Do not log each request."""
+    base: str = "efficientnet-lite0"
+    """A built-in base, timm:NAME, torchvision:NAME or a base's file. Weights are not needed."""
+    method: str = "affine-full"
+    """The method's name."""
+    domains: int = 2
+    """Domains in all, the base's own among them."""
+    classes: int = 0
+    """Classes of a new domain; the head is reported, never counted in #Params."""
 
     def run(self) -> dict[str, Any]:
-        try:
-            from polymask.serve.process import serve
-        except ImportError as error:
-            raise ImportError(f"{error}; pip install 'polymask[serve]'") from error
-        began = time.monotonic()
-        address: list[str] = []
+        from polymask.core.accounting import account
+        from polymask.nets.zoo import load_base
 
-        def ready(url: str) -> None:
-            address.append(url)
-            self.say(f"serving {self.library} at {url}")
-            sys.stderr.flush()
-
-        serve(self.settings(), host=self.host, port=self.port, workers=self.workers, drain=self.drain, ready=ready)
-        return {"address": address[0], "seconds": round(time.monotonic() - began, 1)}
-
-    def settings(self) -> "Settings":
-        """What the server is told."""
-        from polymask.serve.process import is_loopback, loopback_names
-        from polymask.serve.settings import Settings, read_token
-
-        local = is_loopback(self.host)
-        token = None if self.token_file is None else read_token(self.token_file)
-        hosts = tuple(name.lower() for name in self.allow_host or ())
-        return Settings(
-            library=self.library,
-            base=self.base,
-            weights=self.weights,
-            device=self.device,
-            cache_bytes=self.cache_bytes,
-            runners=self.runners,
-            threads=self.threads,
-            window=self.window_ms / 1000,
-            max_batch=self.max_batch,
-            max_queue=self.max_queue,
-            max_body_bytes=self.max_body_bytes,
-            max_pack_bytes=self.max_pack_bytes,
-            max_pixels=self.max_pixels,
-            auto_domains=self.auto_domains,
-            timeout=self.timeout,
-            token=token,
-            token_for_reads=self.token_for_reads,
-            allow_writes=local or token is not None,
-            hosts=hosts + (loopback_names(self.host) if local or hosts else ()),
-            cors_origins=tuple(self.cors_origin or ()),
-            log_requests=not self.no_request_log,
-        )
+        base = load_base(self.base, pretrained=False, device="meta")
+        return account(base, self.method, domains=self.domains, classes=self.classes).to_json()
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
-        console.print(f"stopped after {result['seconds']} s")
+        rows = [
+            ["#Params, the paper's convention", f"{result['params_paper']:.4f}"],
+            ["#Params, as stored", f"{result['params_stored']:.4f}"],
+            ["bits per weight of the base", f"{result['bits_per_weight']:.4f}"],
+            ["parameters of the base", f"{result['base_parameters']:,}"],
+            ["weights masked", f"{result['masked_weights']:,}"],
+        ]
+        counted = {name.replace("_", " "): bits for name, bits in result["components"].items() if bits}
+        rows += [[f"bits: {name}", f"{bits:,}"] for name, bits in counted.items()]
+        title = f"{result['method']} on {result['base']}, {result['domains']} domains"
+        console.print(table(title, "", rows=rows))
+
+
+COUNTED = Path(__file__).parent / "bits_per_weight.json"  # of each method on ResNet-50, by tools/method_pages.py
+UNUSUAL = {
+    "joint": (True, "learned jointly"),
+    "ordered": (True, "order matters"),
+    "moves_base": (True, "moves the base"),
+    "mergeable": (False, "not mergeable"),
+}
+
+
+@dataclass(kw_only=True)
+class MethodsVerb(Verb):
+    """List the methods, with what each stores."""
+
+    pattern: tyro.conf.Positional[str] = "*"
+    """Names to list (* and ?)."""
+
+    def run(self) -> list[dict[str, Any]]:
+        from polymask.core.registry import create_method, list_methods
+
+        names = list_methods(self.pattern)
+        counted: dict[str, float] = json.loads(COUNTED.read_text())
+        counted |= count_bits([name for name in names if name not in counted])
+        rows = []
+        for name in names:
+            method = create_method(name)
+            noted = {key: getattr(method, key) for key in ("mergeable", "moves_base", "ordered", "joint", "norms")}
+            rows.append({"name": name, **noted, "bits_per_weight": counted[name], "reference": method.reference})
+        return rows
+
+    def present(self, result: list[dict[str, Any]], console: "Console") -> None:
+        rows = []
+        for row in result:
+            first, *_ = row["reference"].removeprefix("arXiv ").split(", ")
+            remarks = ", ".join(remark for key, (value, remark) in UNUSUAL.items() if row[key] is value)
+            rows.append([row["name"], f"{row['bits_per_weight']:.2f}", row["norms"], remarks, first])
+        console.print(table("method", "bits/weight*", "norms", "", "paper", rows=rows))
+        console.print("* what each of five domains adds to ResNet-50, heads aside", style="dim")
+
+
+def count_bits(methods: list[str]) -> dict[str, float]:
+    """What each of five domains adds to ResNet-50 by each method, in bits per weight."""
+    from polymask.core.accounting import account
+    from polymask.nets.zoo import load_base
+
+    if not methods:
+        return {}
+    base = load_base("torchvision:resnet50", pretrained=False, device="meta")
+    return {name: account(base, name, domains=6).bits_per_weight for name in methods}

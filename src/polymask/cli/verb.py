@@ -1,4 +1,4 @@
-"""What verbs have in common: where results go, and how a base, a pack and the fields of a recipe are given."""
+"""What verbs have in common: where results go, and how a base, a pack, images and a recipe are given."""
 
 import json
 import sys
@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import tyro
 
+from polymask.errors import DomainError, PolymaskError
 from polymask.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from polymask.core.base import Base
+    from polymask.core.domain import Domain
+    from polymask.core.input import InputSpec
+    from polymask.data.images import DomainData
+    from polymask.train.learn import Loaders
 
 
 @dataclass(kw_only=True)
@@ -31,7 +36,7 @@ class Verb(ABC):
 
     @abstractmethod
     def run(self) -> Any:
-        """Do the work; what is returned can be written as JSON."""
+        """Do the work; the result can be written as JSON."""
 
     @abstractmethod
     def present(self, result: Any, console: "Console") -> None:
@@ -50,9 +55,14 @@ class Verb(ABC):
 
     def say(self, message: str) -> None:
         """A message for a person, on standard error."""
-        from rich.console import Console
+        error_console().print(message, soft_wrap=True)
 
-        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+
+def error_console() -> "Console":
+    """The console for everything that is not a result."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
 
 
 @dataclass(kw_only=True)
@@ -60,7 +70,7 @@ class BaseVerb(Verb):
     """A command that needs a base."""
 
     weights: Path | None = None
-    """A state dict for the base, where it is not one that comes with its weights."""
+    """A state dict for the base, where it does not come with its weights."""
     device: str = "cpu"
     """Where to compute."""
 
@@ -71,7 +81,128 @@ class BaseVerb(Verb):
         return load_base(name, weights=self.weights, device=self.device)
 
 
-def table(*headings: str, rows: "list[list[str]]") -> Any:
+@dataclass(kw_only=True)
+class NamedPack(Verb):
+    """A command that needs a pack."""
+
+    pack: tyro.conf.Positional[Path]
+    """A pack's file, a domain's name in the library, or hf:USER/REPO on the Hugging Face Hub."""
+    library: Path = Path("library")
+    """Where a domain is looked for by its name."""
+
+    def pack_path(self) -> Path:
+        """The pack's file; one of the Hub is downloaded unless the cache has it."""
+        from polymask.pack.hub import is_hub_name, local_pack
+
+        if is_hub_name(self.pack):
+            return local_pack(self.pack)
+        named = self.library / f"{self.pack}.safetensors"
+        return named if named.is_file() and not self.pack.is_file() else self.pack
+
+
+@dataclass(kw_only=True)
+class PackVerb(NamedPack, BaseVerb):
+    """A command that needs a domain."""
+
+    base: str | None = None
+    """The base, where it is not the one that the pack names."""
+
+    def open_domain(self) -> "tuple[Base, Domain]":
+        """Load the pack and the base that it was made for."""
+        from polymask.pack.format import inspect
+        from polymask.pack.storing import load_domain
+
+        path = self.pack_path()
+        base = self.open_base(self.base or inspect(path).manifest.base)
+        return base, load_domain(path, base)
+
+
+@dataclass(kw_only=True)
+class ImagesVerb(Verb):
+    """A command that reads a domain's images and writes one file."""
+
+    seed: int = 0
+    """Rules the cut of the data, the start and the order of the images."""
+    limit: int | None = None
+    """At most so many training images."""
+    cache: Path | None = None
+    """A folder that keeps decoded images for the next run."""
+    force: bool = False
+    """Replace the file of an earlier run."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process, of several that do it together, writes files and talks."""
+        return True
+
+    def check_free(self, target: Path) -> None:
+        """Raise where a file would be replaced without --force."""
+        if target.exists() and not self.force:
+            raise DomainError(f"{target} exists; choose another name, or --force to replace it")
+
+    def make_folder(self, folder: Path, *files: Path) -> None:
+        """Make a folder, and clear away what a run that was killed has left of these files."""
+        from polymask.files import remove_leftovers
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PolymaskError(f"{folder} cannot be made: {error.strerror}") from error
+        for file in files:
+            remove_leftovers(file)
+
+    def loaders(self, data: "DomainData", spec: "InputSpec", recipe: Recipe) -> "Loaders":
+        """The batches, made while a bar shows how many images have been read."""
+        from rich.progress import Progress
+
+        from polymask.train.learn import make_loaders
+
+        with Progress(console=error_console(), transient=True, disable=not self.leads) as bar:
+            task = bar.add_task("  reading images", total=None)
+
+            def progress(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            return make_loaders(data, spec, recipe, seed=self.seed, cache=self.cache, progress=progress)
+
+
+def image_files(words: list[str]) -> list[Path]:
+    """The files that words of a command stand for: files, patterns, or folders with all images in them."""
+    import glob
+
+    from polymask.data.folders import SUFFIXES
+    from polymask.errors import DataError
+
+    found: list[Path] = []
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+        elif path.is_file():
+            inside = [path]
+        else:
+            inside = [Path(match) for match in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207
+        if not inside:
+            raise DataError(f"{word} stands for no image; give files, folders or patterns")
+        found += inside
+    return found
+
+
+def recipe_overrides(name: str, *, without: Collection[str]) -> Any:
+    """A dataclass of a recipe's fields but some, each None unless it is given."""
+    kept = [(f.name, Optional[f.type], None) for f in fields(Recipe) if f.name not in without]  # noqa: UP045
+    options: Any = make_dataclass(name, kept, kw_only=True)
+    options.__doc__ = "Fields of the recipe to change; each is as the recipe has it unless given."
+    return options
+
+
+def given_fields(overrides: Any) -> dict[str, Any]:
+    """Those of the fields that were given."""
+    values = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def table(*headings: str, rows: list[list[str]]) -> Any:
     """A plain table: text to the left, numbers to the right."""
     from rich.table import Table
 
@@ -85,38 +216,8 @@ def table(*headings: str, rows: "list[list[str]]") -> Any:
     return grid
 
 
-def recipe_overrides(name: str, *, without: Collection[str]) -> Any:
-    """A dataclass of a recipe's fields but some, each None unless it is given."""
-    kept = [f for f in fields(Recipe) if f.name not in without]
-    options: Any = make_dataclass(
-        name,
-        [(f.name, Optional[f.type], None) for f in kept],  # noqa: UP045
-        kw_only=True,
-    )
-    options.__doc__ = "Fields of the recipe to change; each is as the recipe has it unless given."
-    return options
-
-
-def given(overrides: Any) -> dict[str, Any]:
-    """Those of the fields that were given."""
-    values = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-@dataclass(kw_only=True)
-class NamedPack(Verb):
-    """A command that needs a pack."""
-
-    pack: tyro.conf.Positional[Path]
-    """A pack's file, a domain's name in the library, or hf:USER/REPO on the Hugging Face Hub."""
-    library: Path = Path("library")
-    """Where a domain is looked for by its name."""
-
-    def pack_path(self) -> Path:
-        """The pack's file; one of the Hub is downloaded if the cache has not got it."""
-        from polymask.pack.hub import is_hub_name, local_pack
-
-        if is_hub_name(self.pack):
-            return local_pack(self.pack)
-        named = self.library / f"{self.pack}.safetensors"
-        return named if named.is_file() and not self.pack.is_file() else self.pack
+def percent(value: float | None, deviation: float | None = None, *, unit: str = " %") -> str:
+    """An accuracy in percent, with its deviation where there is one; a dash where there is no value."""
+    if value is None:
+        return "–"
+    return f"{value:.2f}{unit}" if deviation is None else f"{value:.2f} ± {deviation:.2f}{unit}"

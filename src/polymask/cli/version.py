@@ -1,18 +1,17 @@
 """`polymask --version`: what is installed here, for a bug report. No torch unless --verbose.
 
-What this installation is: the report that goes with a bug. Imports nothing heavy by itself.
-
-It names versions, hardware and settings, and no path, user or host.
+The report names versions, hardware and settings, but never a path, a user or a host.
 """
 
-import ast
 import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,11 +22,23 @@ from polymask import __version__
 CORE = ("torch", "numpy", "safetensors")
 _NOT_FOR_USERS = ("dev", "docs")  # extras of those who work on polymask itself
 SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "POLYMASK_KERNELS")
-_FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
-_ARM_FEATURES = ("asimd", "sve", "bf16", "i8mm")
+_FEATURES = [
+    "sse4_2",
+    "avx",
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "asimd",
+    "sve",
+    "bf16",
+    "i8mm",
+]
 
 
-def report() -> dict[str, Any]:
+def installation() -> dict[str, Any]:
     """Versions, machine and settings, without importing torch."""
     return {
         "polymask": __version__,
@@ -85,26 +96,19 @@ def installed(name: str) -> str | None:
 
 def processor() -> dict[str, Any]:
     """The processor's name, its threads, and the instructions that speed depends on."""
-    details = _cpu_details()
+    details: dict[str, str] = {}
+    with suppress(OSError):  # Linux describes each processor in a paragraph
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        pairs = (line.partition(":") for line in first.splitlines())
+        details = {name.strip(): value.strip() for name, _, value in pairs}
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     flags = set((details.get("flags") or details.get("Features") or "").split())
     return {
         "name": details.get("model name") or platform.processor() or platform.machine(),
         "threads": os.cpu_count(),
         "usable_threads": usable,
-        "features": [f for f in (*_FEATURES, *_ARM_FEATURES) if f in flags],
+        "features": [f for f in _FEATURES if f in flags],
     }
-
-
-def _cpu_details() -> dict[str, str]:
-    """What Linux says of the first processor; nothing elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return {}
-    first = text.partition("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def torch_build() -> str | None:
@@ -113,15 +117,9 @@ def torch_build() -> str | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        tree = ast.parse((Path(spec.origin).parent / "version.py").read_text())
-    except (OSError, SyntaxError):
+        values = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+    except (OSError, SyntaxError, ImportError):
         return None
-    values: dict[str, Any] = {}
-    for node in tree.body:
-        target = getattr(node, "target", None) or next(iter(getattr(node, "targets", ())), None)
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
-            values[target.id] = value.value
     kinds = [f"{kind} {values[kind]}" for kind in ("cuda", "hip", "xpu") if values.get(kind)]
     commit = str(values.get("git_version") or "")[:12]
     return ", ".join([*(kinds or ["cpu"]), *([f"commit {commit}"] if commit else [])])
@@ -129,8 +127,8 @@ def torch_build() -> str | None:
 
 def compiler() -> str | None:
     """The C++ compiler that torch.compile would find: its name and version."""
-    names = [os.environ.get("CXX", ""), *(("cl",) if sys.platform == "win32" else ("g++", "clang++"))]
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    usual = ("cl",) if sys.platform == "win32" else ("g++", "clang++")
+    found = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), *usual)))), None)
     if found is None:
         return None
     try:
@@ -141,16 +139,13 @@ def compiler() -> str | None:
     return f"{Path(found).name} {number[0]}" if number else Path(found).name
 
 
-FLAG = "--version"
-USAGE = f"polymask: {FLAG} takes --verbose (what torch says too) and --json, nothing else"
-
-
 def print_version(arguments: list[str]) -> int:
-    """Print the report that `arguments` ask for; what is returned is the exit code."""
-    if set(arguments) - {FLAG, "--verbose", "--json"}:
-        print(USAGE, file=sys.stderr)
+    """Print the report that `arguments` ask for; returns the exit code."""
+    if set(arguments) - {"--version", "--verbose", "--json"}:
+        message = "polymask: --version takes --verbose (what torch says too) and --json, nothing else"
+        print(message, file=sys.stderr)
         return 2
-    found = report()
+    found = installation()
     if "--verbose" in arguments:
         found["torch"] = torch_report()
     print(json.dumps(found, indent=1) if "--json" in arguments else as_text(found))
