@@ -1,4 +1,4 @@
-"""The demo, cut to a minute: it learns, proves, and reports."""
+"""The demo on few, small images: it learns, proves, and reports."""
 
 import json
 
@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 import polymask as pm
+from image_folders import make_folder
 from polymask.cli import demo
 from polymask.report.demo_page import DemoResult
 from polymask.train.fit import Listener
@@ -17,11 +18,8 @@ def run(tmp_path_factory):
     """The demo on few, small images."""
     out = tmp_path_factory.mktemp("demo")
     small = pytest.MonkeyPatch()
-    domains = (
-        demo.DemoDomain("digits", "handwritten digits", 60, 1, 32),
-        demo.DemoDomain("letters", "letters", 80, 1, 32),
-    )
-    small.setattr(demo, "DOMAINS", domains)
+    sources = [make_folder(out / "images" / name, classes) for name, classes in (("two", 2), ("three", 3))]
+    small.setattr(demo, "DOMAINS", tuple(demo.DemoDomain(str(path), path.name, 60, 1, 32) for path in sources))
     console = Console(file=(out / "said.txt").open("w"), width=120)
     result = demo.run_demo(out, 0, console, lambda title: Listener(), "polymask demo")
     console.file.close()
@@ -44,10 +42,10 @@ def test_the_packs_stay_and_can_be_used(run):
     out, result = run
     base = pm.load_base("efficientnet-lite0")
     model = pm.MultiDomainModel(base, library=out)
-    assert model.domains == ["digits", "letters"]
-    assert model(torch.zeros(2, 3, 32, 32), domain="letters").shape == (2, 26)
-    sizes = [domain.result_of("affine-full").bytes for domain in result.domains]
-    assert sizes == [(out / f"{name}.safetensors").stat().st_size for name in model.domains]
+    assert model.domains == ["three", "two"]
+    assert model(torch.zeros(2, 3, 32, 32), domain="three").shape == (2, 3)
+    for domain in result.domains:
+        assert domain.result_of("affine-full").bytes == (out / f"{domain.name}.safetensors").stat().st_size
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
@@ -64,7 +62,9 @@ def test_the_report_is_one_file_with_the_numbers(run):
 def test_a_changed_domain_would_be_noticed(run, monkeypatch):
     """Break the promise on purpose: the proof must fail."""
     out, _ = run
-    monkeypatch.setattr(demo, "DOMAINS", (demo.DemoDomain("digits", "digits", 40, 1, 32),))
+    source = str(out / "images" / "two")
+    monkeypatch.setattr(demo, "DOMAINS", (demo.DemoDomain(source, "two", 40, 1, 32),))
+    monkeypatch.setattr(demo, "RIVALS", ())
 
     class Tampered(demo.MultiDomainModel):
         def __call__(self, images, *, domain):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, given_fields, percent, recipe_overrides, table
+from polymask.cli.verb import BaseVerb, given_fields, number_text, recipe_overrides, table
 from polymask.errors import BenchmarkError
 from polymask.train.recipe import get_recipe
 
@@ -164,7 +164,7 @@ class BenchmarkVerb(BaseVerb):
         domains = list(result["domains"])
         rows = []
         for row in result["rows"]:
-            cells = [percent(row["accuracy"][name], row["deviation"][name], unit="") for name in domains]
+            cells = [number_text(row["accuracy"][name], row["deviation"][name]) for name in domains]
             rows.append([row["label"], f"{row['params']:.2f}", *cells])
         console.print(table("test accuracy, %", "#Params", *domains, rows=rows))
         for row in result["rows"]:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, ImagesVerb, Verb, error_console, given_fields, percent, recipe_overrides, table
+from polymask.cli.verb import (
+    BaseVerb,
+    ImagesVerb,
+    Verb,
+    error_console,
+    given_fields,
+    number_text,
+    recipe_overrides,
+    table,
+)
 from polymask.train.recipe import Recipe, get_recipe
 
 if TYPE_CHECKING:
@@ -15,35 +24,12 @@ if TYPE_CHECKING:
 
     from polymask.core.input import InputSpec
     from polymask.data.images import DomainData
-    from polymask.train.fit import Listener
-    from polymask.train.learn import Loaders
     from polymask.train.ranks import Ranks
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """The file that a training writes; beside it a work folder with the log and the checkpoint."""
-
-    result: Path
-
-    @property
-    def work(self) -> Path:
-        return self.result.with_suffix(".run")
-
-    @property
-    def checkpoint(self) -> Path:
-        """What an interrupted run goes on from; gone when it is done."""
-        return self.work / "checkpoint.safetensors"
-
-    @property
-    def log(self) -> Path:
-        """One JSON line for every epoch."""
-        return self.work / "log.jsonl"
 
 
 @dataclass(kw_only=True)
 class TrainingVerb(ImagesVerb):
-    """A command that trains on images and writes one file."""
+    """A command that trains on images and writes one file; a work folder beside it has log and checkpoint."""
 
     data: str
     """A folder (train/ val/ test/ of class folders, or class folders alone), decathlon:ROOT/NAME,
@@ -62,12 +48,17 @@ class TrainingVerb(ImagesVerb):
         """The recipe, with the fields that the options change."""
 
     @abstractmethod
-    def train(self, recipe: Recipe, data: "DomainData", files: RunFiles) -> None:
+    def train(self, recipe: Recipe, data: "DomainData") -> None:
         """Train and write the file."""
 
     @abstractmethod
     def result(self, target: Path) -> dict[str, Any]:
         """What the file says of itself."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """What an interrupted run goes on from; gone when it is done."""
+        return self.target().with_suffix(".run") / "checkpoint.safetensors"
 
     def say(self, message: str) -> None:
         if self.leads:
@@ -79,17 +70,16 @@ class TrainingVerb(ImagesVerb):
 
         keep_freed_memory()
         target = self.target()
-        files = RunFiles(target)
-        if self.resume and not self.force and target.exists() and not files.checkpoint.exists():
+        if self.resume and not self.force and target.exists() and not self.checkpoint.exists():
             self.say(f"{target} is there already: nothing to resume")
             return self.result(target)
         if not self.resume:
             self.check_free(target)
         recipe = self.chosen_recipe()
-        self.train(recipe, load_data(self.data, seed=self.seed, limit=self.limit), files)
+        self.train(recipe, load_data(self.data, seed=self.seed, limit=self.limit))
         if not self.leads:
             return {}
-        files.checkpoint.unlink(missing_ok=True)
+        self.checkpoint.unlink(missing_ok=True)
         return self.result(target)
 
     def announce(self, title: str, data: "DomainData", choices: str) -> None:
@@ -99,32 +89,27 @@ class TrainingVerb(ImagesVerb):
         for note in data.notes:
             self.say(f"[dim]{note}[/]")
 
-    def prepare(self, files: RunFiles) -> None:
-        """Make the work folder, and clear away what earlier runs have left."""
-        if not self.leads:
-            return
-        self.make_folder(files.work, files.result, files.checkpoint)
-        if not self.resume:
-            for file in (files.checkpoint, files.log):
-                file.unlink(missing_ok=True)
-
-    def loaders(self, data: "DomainData", spec: "InputSpec", recipe: Recipe) -> "Loaders":
-        loaders = super().loaders(data, spec, recipe)
-        if self.leads:
-            self.say(f"[dim]images are ready at {loaders.train.throughput(0.5):,.0f} a second[/]")
-        return loaders
-
-    def listener(self, title: str, what: dict[str, Any], recipe: Recipe, files: RunFiles) -> "Listener":
-        """A bar, a line for every epoch, and the log; `what` stands in the log's first line."""
+    def prepare(self, data: "DomainData", spec: "InputSpec", recipe: Recipe, **header: str) -> dict[str, Any]:
+        """Make the work folder, read the images and start the log with `header`: what a training is given."""
         from polymask.cli.progress import LiveProgress, TensorBoardLog
         from polymask.train.fit import EpochLog, Listener, Together
 
-        if not self.leads:
-            return Listener()
-        header = {"name": title} | what | {"seed": self.seed, "data": self.data}
-        log = EpochLog(files.log, header | {"recipe": recipe.to_json()})
-        extra = [TensorBoardLog(files.work)] if self.tensorboard else []
-        return Together(LiveProgress(title), log, *extra)
+        work = self.checkpoint.parent
+        log = work / "log.jsonl"  # a line for every epoch
+        if self.leads:
+            self.make_folder(work, self.target(), self.checkpoint)
+            if not self.resume:
+                for file in (self.checkpoint, log):
+                    file.unlink(missing_ok=True)
+        loaders = self.loaders(data, spec, recipe)
+        listener = Listener()
+        if self.leads:
+            self.say(f"[dim]images are ready at {loaders.train.throughput(0.5):,.0f} a second[/]")
+            notes = {**header, "seed": self.seed, "data": self.data, "recipe": recipe.to_json()}
+            extra = [TensorBoardLog(work)] if self.tensorboard else []
+            listener = Together(LiveProgress(header["name"]), EpochLog(log, notes), *extra)
+        options = {"loaders": loaders, "seed": self.seed, "listener": listener}
+        return options | {"checkpoint": self.checkpoint, "resume": self.resume}
 
 
 Overrides: Any = recipe_overrides("Overrides", without=("name",))
@@ -184,7 +169,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         recipe = get_recipe(text.recipe_name or self.recipe, **given_fields(self.overrides))
         return recipe.changed(text.recipe_fields)
 
-    def train(self, recipe: Recipe, data: "DomainData", files: RunFiles) -> None:
+    def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.methods.affine.formula import set_kernels
         from polymask.train.learn import learn
         from polymask.train.recipe import method_by, read_method
@@ -200,22 +185,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
         )
         if self.ranks is not None:
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
-        self.prepare(files)
+        options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
         text = read_method(self.method)
-        learned = learn(
-            base,
-            data,
-            method_by(recipe, text.name, **text.options),
-            recipe,
-            loaders=self.loaders(data, base.input, recipe),
-            seed=self.seed,
-            checkpoint=files.checkpoint,
-            resume=self.resume,
-            listener=self.listener(self.name, {"method": self.method}, recipe, files),
-            ranks=self.ranks,
-        )
+        method = method_by(recipe, text.name, **text.options)
+        learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
         if self.leads:
-            learned.domain.save(files.result)
+            learned.domain.save(self.target())
         if learned.at_chance:
             self.say(
                 f"[yellow]what was learned is no better than guessing[/]: the rate of "
@@ -233,7 +208,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
     def present(self, result: dict[str, Any], console: "Console") -> None:
         rows = [
             ["pack", result["pack"]],
-            ["test accuracy", percent(result["test_accuracy"])],
+            ["test accuracy", number_text(result["test_accuracy"], unit=" %")],
             ["size", f"{result['bytes']:,} bytes"],
             ["bits per weight", f"{result['bits_per_weight']:.3f}"],
         ]
@@ -269,7 +244,7 @@ class PretrainVerb(TrainingVerb):
     def chosen_recipe(self) -> Recipe:
         return get_recipe(self.recipe, **given_fields(self.overrides))
 
-    def train(self, recipe: Recipe, data: "DomainData", files: RunFiles) -> None:
+    def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.nets.zoo import build
         from polymask.train.learn import pretrain
 
@@ -277,19 +252,8 @@ class PretrainVerb(TrainingVerb):
         side = recipe.input(spec).side
         choices = f"recipe {recipe.name} ({recipe.epochs} epochs at {side} px), seed {self.seed}, file {self.out}"
         self.announce(self.net, data, choices)
-        self.prepare(files)
-        trained = pretrain(
-            self.net,
-            data,
-            recipe,
-            loaders=self.loaders(data, spec, recipe),
-            seed=self.seed,
-            device=self.device,
-            checkpoint=files.checkpoint,
-            resume=self.resume,
-            listener=self.listener(self.net, {}, recipe, files),
-        )
-        trained.save(files.result)
+        options = self.prepare(data, spec, recipe, name=self.net)
+        pretrain(self.net, data, recipe, device=self.device, **options).save(self.out)
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.nets.base_file import read_notes
@@ -303,8 +267,8 @@ class PretrainVerb(TrainingVerb):
     def present(self, result: dict[str, Any], console: "Console") -> None:
         rows = [
             ["base", result["base"]],
-            ["val accuracy", percent(result["val_accuracy"])],
-            ["test accuracy", percent(result["test_accuracy"])],
+            ["val accuracy", number_text(result["val_accuracy"], unit=" %")],
+            ["test accuracy", number_text(result["test_accuracy"], unit=" %")],
             ["size", f"{result['bytes']:,} bytes"],
             ["fingerprint", result["fingerprint"][:12]],
         ]
@@ -335,7 +299,7 @@ class DemoVerb(Verb):
     def present(self, result: dict[str, Any], console: "Console") -> None:
         rows = []
         for name, methods in result["domains"].items():
-            accuracies = [percent(method["test_accuracy"]) for method in methods.values()]
+            accuracies = [number_text(method["test_accuracy"], unit=" %") for method in methods.values()]
             rows.append([name, *accuracies, f"{methods['affine-full']['bytes'] / 1e6:.2f} MB"])
         console.print()
         console.print(table("test accuracy", *next(iter(result["domains"].values())), "pack", rows=rows))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, NamedPack, PackVerb, Verb, image_files, percent, table
+from polymask.cli.verb import BaseVerb, NamedPack, PackVerb, Verb, image_files, number_text, table
 from polymask.errors import DataError, DomainError
 from polymask.serve.settings import Limits, Settings, read_token
 
@@ -64,7 +64,7 @@ class ListVerb(Verb):
         rows = []
         for pack in result:
             accuracy = pack["test_accuracy"]
-            shown = percent(accuracy if isinstance(accuracy, int | float) else None)
+            shown = number_text(accuracy if isinstance(accuracy, int | float) else None, unit=" %")
             named = [pack["name"], pack["method"], pack["base"]]
             rows.append([*named, str(pack["class_count"]), shown, f"{pack['bytes']:,}"])
         console.print(table("domain", "method", "base", "classes", "test accuracy", "bytes", rows=rows))

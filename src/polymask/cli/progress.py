@@ -16,7 +16,7 @@ from rich.text import Text
 from polymask.benchmarks.jobs import Job
 from polymask.benchmarks.local import Watcher
 from polymask.benchmarks.records import ARROWS, Outcome, Plan
-from polymask.cli.verb import error_console, percent
+from polymask.cli.verb import error_console, number_text
 from polymask.train.fit import Listener
 from polymask.train.learner import EpochRecord
 from polymask.train.recipe import Recipe
@@ -147,7 +147,9 @@ class LiveTable(Watcher):
             if found.test_accuracy is not None:
                 cell = self._cell(job, name)
                 cell.accuracies = [*(cell.accuracies or []), found.test_accuracy]
-        self._line(job, ", ".join(f"{name} {percent(d.test_accuracy)}" for name, d in outcome.domains.items()))
+        self._line(
+            job, ", ".join(f"{name} {number_text(d.test_accuracy, unit=' %')}" for name, d in outcome.domains.items())
+        )
 
     def failed(self, job: Job, error: str) -> None:
         self._close(job)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.verb import Verb, table
+from polymask.cli.verb import Verb, number_text, table
 from polymask.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -60,13 +60,17 @@ class ReportVerb(Verb):
         rows = result["rows"]
         before = {
             "test accuracy, %": [row["label"] for row in rows],
-            "#Params": [_number(row["params"], 2) for row in rows],
+            "#Params": [number_text(row["params"]) for row in rows],
         }
         after = _after(rows)
         accuracies = {name: [_over_seeds(row["accuracy"][name]) for row in rows] for name in rows[0]["accuracy"]}
         others = sum(map(_width, (before | after).items()))
         if others + sum(map(_width, accuracies.items())) > console.width:
-            accuracies = {"mean over domains": [_over_seeds(_mean(row)) for row in rows]}
+            accuracies = {
+                "mean over domains": [
+                    number_text(row["mean"], (row["mean_by_seed"] or {}).get("sd"), places=1) for row in rows
+                ]
+            }
         columns = before | accuracies | after
         lines = [list(line) for line in zip(*columns.values(), strict=True)]
         console.print(table(*columns, rows=lines))
@@ -80,21 +84,8 @@ class ReportVerb(Verb):
             console.print(f"wrote {file}", soft_wrap=True, markup=False)
 
 
-def _number(value: float | None, places: int) -> str:
-    return "–" if value is None else f"{value:.{places}f}"
-
-
 def _over_seeds(one: dict[str, Any] | None) -> str:
-    if one is None:
-        return "–"
-    return f"{one['mean']:.1f}" if one["sd"] is None else f"{one['mean']:.1f} ± {one['sd']:.1f}"
-
-
-def _mean(row: dict[str, Any]) -> dict[str, Any] | None:
-    if row["mean"] is None:
-        return None
-    by_seed = row["mean_by_seed"]
-    return {"mean": row["mean"], "sd": None if by_seed is None else by_seed["sd"]}
+    return "–" if one is None else number_text(one["mean"], one["sd"], places=1)
 
 
 def _after(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -104,8 +95,8 @@ def _after(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
 
     shares = [row["share_moved"] for row in rows]
     scored = {
-        "Score": [_number(row["score"], 0) for row in rows],
-        "Score / #Params": [_number(row["score_per_param"], 0) for row in rows],
+        "Score": [number_text(row["score"], places=0) for row in rows],
+        "Score / #Params": [number_text(row["score_per_param"], places=0) for row in rows],
     }
     some = {
         "bits moved": ["–" if share is None else moved_text(share) for share in shares],

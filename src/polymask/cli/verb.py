@@ -216,8 +216,9 @@ def table(*headings: str, rows: list[list[str]]) -> Any:
     return grid
 
 
-def percent(value: float | None, deviation: float | None = None, *, unit: str = " %") -> str:
-    """An accuracy in percent, with its deviation where there is one; a dash where there is no value."""
+def number_text(value: float | None, deviation: float | None = None, *, places: int = 2, unit: str = "") -> str:
+    """A number, with its deviation where there is one; a dash where there is no number."""
     if value is None:
         return "–"
-    return f"{value:.2f}{unit}" if deviation is None else f"{value:.2f} ± {deviation:.2f}{unit}"
+    spread = "" if deviation is None else f" ± {deviation:.{places}f}"
+    return f"{value:.{places}f}{spread}{unit}"
