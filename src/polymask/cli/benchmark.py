@@ -85,8 +85,8 @@ class BenchmarkVerb(BaseVerb):
     def run(self) -> dict[str, Any]:
         from polymask.benchmarks.findings import summarise
         from polymask.benchmarks.jobs import write_submissions
-        from polymask.benchmarks.measures import settings_text
         from polymask.benchmarks.planning import conclude, final_jobs, make_plan, search_jobs
+        from polymask.benchmarks.tables import settings_text
 
         request = self.request()
         plan = make_plan(request)
@@ -107,7 +107,7 @@ class BenchmarkVerb(BaseVerb):
         jobs = final_jobs(request, plan)
         result = summarise(plan, self._run_jobs(plan, jobs))
         if self.submission:
-            result["submissions"] = [str(path) for path in write_submissions(jobs, self.out)]
+            result["submissions"] = [str(path) for path in write_submissions(jobs)]
         return result
 
     def _run_jobs(self, plan: "Plan", jobs: "list[Job]") -> "list[Outcome]":

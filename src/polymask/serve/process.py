@@ -26,7 +26,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
-from polymask.files import write_atomically
 from polymask.serve.settings import ServeError, Settings
 
 if TYPE_CHECKING:
@@ -138,12 +137,10 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
 
 def _write_base(settings: Settings, path: Path) -> None:
     """Write every tensor of the base to a safetensors file."""
-    from safetensors.torch import save
-
+    from polymask.nets.base_file import write_aligned
     from polymask.serve.app import open_base
 
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(open_base(settings))}
-    write_atomically(path, save(tensors))
+    write_aligned(path, dict(_tensors(open_base(settings))), {})
 
 
 def _map_base(base: "Base", path: Path) -> None:

@@ -147,11 +147,11 @@ def declared_length(request: Request, unknown: int) -> int:
 
 async def body_pieces(request: Request, limit: int, seconds: float) -> AsyncIterator[bytes]:
     """The pieces of a body of at most `limit` bytes, all within `seconds`."""
-    too_large = Refusal(413, f"the body is too large; send at most {limit:,} bytes")
+    too_large = f"the body is too large; send at most {limit:,} bytes"
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refusal(415, "send the body without a Content-Encoding")
     if declared_length(request, 0) > limit:
-        raise too_large
+        raise Refusal(413, too_large)
     pieces, size = request.stream(), 0
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
@@ -166,7 +166,7 @@ async def body_pieces(request: Request, limit: int, seconds: float) -> AsyncIter
             raise Refusal(400, "the request ended before its body did") from error
         size += len(piece)
         if size > limit:
-            raise too_large
+            raise Refusal(413, too_large)
         if piece:
             yield piece
 
