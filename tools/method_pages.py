@@ -1,4 +1,4 @@
-"""Write docs/methods: one page for every file of methods, from the code; and the bits that `polymask methods` shows.
+"""Write docs/methods (a page for every file), their place in the navigation, and the bits that `polymask methods` shows.
 
     python tools/method_pages.py [--check]
 
@@ -17,7 +17,8 @@ from polymask.cli.report import COUNTED, count_bits
 from polymask.core.accounting import COMPONENTS
 from polymask.core.method import Method
 
-PAGES = Path(__file__).parents[1] / "docs" / "methods"
+ROOT = Path(__file__).parents[1]
+PAGES, SITE = ROOT / "docs" / "methods", ROOT / "mkdocs.yml"
 WORDS = {
     "mask": "masks",
     "scalars": "scalars",
@@ -37,8 +38,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    pages = {PAGES / name: text for name, text in written().items()}
-    own = [name for name in pm.list_methods() if type(pm.create_method(name)).__module__.startswith("polymask.")]
+    pages = {PAGES / name: text for name, text in written().items()} | {SITE: navigation(families())}
+    own = [method.name for methods in families().values() for method in methods]
     pages[COUNTED] = json.dumps(count_bits(own), indent=1) + "\n"
     stale = [p for p, text in pages.items() if not p.exists() or p.read_text() != text]
     stale += [p for p in PAGES.glob("*.md") if p not in pages]
@@ -57,17 +58,43 @@ def main() -> int:
 def written() -> dict[str, str]:
     """File name -> text of every page."""
     base = pm.load_base(BASE, pretrained=False, device="meta")
-    families: dict[str, list[Method]] = {}
-    for name in pm.list_methods():
-        method = pm.create_method(name)
+    pages = {page_name(module): page(base, methods) for module, methods in families().items()}
+    return pages | {"README.md": index(base)}
+
+
+def families() -> dict[str, list[Method]]:
+    """The methods of each file, by its name."""
+    found: dict[str, list[Method]] = {}
+    for method in map(pm.create_method, pm.list_methods()):
         module = type(method).__module__
         if module.startswith("polymask.methods."):
-            families.setdefault(module.split(".")[2], []).append(method)
-    pages = {f"{module.replace('_', '-')}.md": page(base, module, methods) for module, methods in families.items()}
-    return pages | {"README.md": index(base, families)}
+            found.setdefault(module.split(".")[2], []).append(method)
+    return found
 
 
-def page(base: pm.Base, module: str, methods: list[Method]) -> str:
+def page_name(module: str) -> str:
+    """The file of a page."""
+    return f"{module.replace('_', '-')}.md"
+
+
+def title(module: str, methods: list[Method]) -> str:
+    """What a file of methods is called, with a capital."""
+    words = type(methods[0]).title or module.replace("_", " ")
+    return words[0].upper() + words[1:]
+
+
+def navigation(families: dict[str, list[Method]]) -> str:
+    """mkdocs.yml with a line for every page of methods, after the page that lists them."""
+    first = "      - methods/README.md\n"
+    lines = [line for line in SITE.read_text().splitlines(keepends=True) if line == first or ": methods/" not in line]
+    entries = [
+        f"      - {title(module, methods)}: methods/{page_name(module)}\n" for module, methods in families.items()
+    ]
+    place = lines.index(first) + 1
+    return "".join([*lines[:place], *entries, *lines[place:]])
+
+
+def page(base: pm.Base, methods: list[Method]) -> str:
     """The page of one file of methods."""
     home = sys.modules[type(methods[0]).__module__]
     first, _, rest = inspect.cleandoc(home.__doc__ or "").partition("\n")
@@ -135,7 +162,7 @@ def size(bits: int) -> str:
     return f"{bits / 8e6:.2f} MB" if bits >= 8e4 else f"{bits / 8e3:.1f} kB"
 
 
-def index(base: pm.Base, families: dict[str, list[Method]]) -> str:
+def index(base: pm.Base) -> str:
     """The page that lists all."""
     parts = [
         "# The methods",
@@ -145,10 +172,8 @@ def index(base: pm.Base, families: dict[str, list[Method]]) -> str:
         "([params.md](../params.md)).\nAll can be merged, learn each domain alone and leave the "
         "base as it is, unless a note says otherwise.",
     ]
-    for module, methods in families.items():
-        kind = type(methods[0])
-        title = kind.title or module.replace("_", " ")
-        parts.append(f"## [{title}]({module.replace('_', '-')}.md)")
+    for module, methods in families().items():
+        parts.append(f"## [{title(module, methods)}]({page_name(module)})")
         parts.append(table(base, methods))
     parts.append("Made by `python tools/method_pages.py`.")
     return "\n\n".join(parts) + "\n"

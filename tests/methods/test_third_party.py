@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import polymask as pm
+from nets import tiny_base
+
 PROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -99,14 +102,7 @@ def test_the_command_line_lists_it(environment):
     assert 0 < row["bits_per_weight"] < 1
 
 
-def test_it_learns_is_saved_and_loads(environment, tmp_path):
+def test_it_learns_and_its_pack_loads_where_it_is_installed_and_is_refused_by_name_elsewhere(environment, tmp_path):
     subprocess.run([sys.executable, "-c", USE], env=environment, cwd=tmp_path, check=True)
-
-
-def test_a_pack_of_a_method_that_is_not_installed_is_refused_by_name(environment, tmp_path):
-    subprocess.run([sys.executable, "-c", USE], env=environment, cwd=tmp_path, check=True)
-    import polymask as pm
-    from nets import tiny_base
-
     with pytest.raises(pm.PackError, match="sign-flip"):
         pm.load_domain(tmp_path / "d.safetensors", tiny_base())

@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -79,10 +78,10 @@ def _find_methods() -> None:
     if _found:
         return
     _found = True
-    folder = Path(__file__).parents[1] / "methods"
-    for found in sorted(iter_modules([str(folder)]), key=lambda module: module.name):
-        module = import_module(f"polymask.methods.{found.name}")
-        for name, prototype in getattr(module, "PRESETS", {}).items():
+    folder = import_module("polymask.methods").__path__
+    for file in sorted(found.name for found in iter_modules(folder)):
+        presets = getattr(import_module(f"polymask.methods.{file}"), "PRESETS", {})
+        for name, prototype in presets.items():
             register(name, prototype)
     for entry in entry_points(group="polymask.methods"):
         register(entry.name, entry.load())
