@@ -1,4 +1,4 @@
-"""Write docs/methods (a page for every file), their place in the navigation, and the bits that `polymask methods` shows.
+"""Write docs/methods (a page for each file), their place in the navigation, and the bits that `polymask methods` shows.
 
     python tools/method_pages.py [--check]
 
