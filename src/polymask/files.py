@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
 
@@ -14,9 +15,10 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a domain
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write the whole file or nothing: beside it first, then renamed."""
+    """Write the whole file or nothing: beside it first, then renamed. Makes the folder where there is none."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
@@ -25,7 +27,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to hear of
+            temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(path: Path) -> None:

@@ -111,3 +111,15 @@ def test_notes_that_are_not_json_are_refused(file, tmp_path):
         save_file(load_file(file), path, {KEY: text})
         with pytest.raises(pm.BaseError, match="is damaged: its notes are not"):
             pm.load_base(path)
+
+
+@pytest.mark.parametrize("padding", range(0, 64, 8))
+def test_a_base_does_not_change_with_the_file_that_it_was_read_from(padding, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file(build(NET, pretrained=False)[0].state_dict(), path, {"padding": "x" * padding})
+    base = pm.load_base(NET, weights=path)
+    with path.open("r+b") as file:  # over the bytes that are there: a mapping would see them
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(path.stat().st_size // 2))
+        file.truncate(path.stat().st_size // 4)
+    base.verify()

@@ -322,9 +322,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(domain, tmp_path, m
     assert [p.name for p in tmp_path.iterdir()] == ["d.safetensors"]
 
 
-def test_a_missing_folder_and_a_missing_file_are_named(domain, base, tmp_path):
-    with pytest.raises(pm.PackError, match="cannot be written: No such file"):
-        domain.save(tmp_path / "nowhere" / "d.safetensors")
+def test_a_folder_is_made_for_a_pack(domain, base, tmp_path):
+    domain.save(tmp_path / "new" / "library" / "d.safetensors")
+    assert pm.load_domain(tmp_path / "new" / "library" / "d.safetensors", base).classes == domain.classes
+
+
+def test_a_folder_that_cannot_be_made_and_a_missing_file_are_named(domain, base, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(pm.PackError, match="cannot be written: (Not a directory|File exists)"):
+        domain.save(tmp_path / "file" / "d.safetensors")
     with pytest.raises(pm.PackError, match="cannot be read: No such file"):
         pm.load_domain(tmp_path / "nothing.safetensors", base)
 

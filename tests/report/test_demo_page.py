@@ -122,8 +122,9 @@ def test_equal_results_give_equal_files(tmp_path: Path, result: DemoResult) -> N
 
 
 def test_a_report_that_cannot_be_written_says_where(tmp_path: Path, result: DemoResult) -> None:
+    (tmp_path / "file").write_text("in the way")
     with pytest.raises(PolymaskError, match=r"report\.html cannot be written"):
-        write_demo_report(tmp_path / "missing" / "report.html", result)
+        write_demo_report(tmp_path / "file" / "report.html", result)
 
 
 def test_a_failed_write_leaves_the_old_report(tmp_path: Path, hostile: DemoResult) -> None:

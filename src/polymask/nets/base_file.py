@@ -158,7 +158,8 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
         raise BaseError(f"no weights at {path}; give the path of a state dict")
     try:
         if path.suffix == SUFFIX:
-            return load_file(path)
+            # Copies: what stays mapped to the file would change, or be gone, with it.
+            return {name: tensor.clone() for name, tensor in load_file(path).items()}
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BaseError(f"{path} is not an intact safetensors file: {error}") from error
@@ -169,7 +170,7 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
             f"{path} holds {what} beside tensors, and reading those could run foreign code; save "
             "`net.state_dict()` alone, best as safetensors"
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BaseError(f"{path} cannot be read as a state dict: {reason}") from error
     if not isinstance(loaded, Mapping):
