@@ -8,8 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from polymask.report.demo_page import DemoResult
-from polymask.report.figures import size_against_accuracy
+from polymask.report.demo_page import DemoResult, size_against_accuracy
 
 source, target = map(Path, sys.argv[1:])
 result = DemoResult.from_json(json.loads(source.read_text()))

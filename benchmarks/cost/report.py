@@ -5,7 +5,8 @@ from typing import Any
 
 from cost.timing import markdown, spread
 
-from polymask.report.canvas import MUTED, SERIES, canvas, write
+from polymask.report.canvas import open_canvas, write
+from polymask.report.page_parts import MUTED, SERIES
 
 Row = tuple[str, str, str, bool | None]  # what, goal, found, whether the goal is met
 
@@ -150,7 +151,7 @@ def figure(results: dict[str, Any]) -> str:
     ]
     height = 22
     top, gap = 30, 40
-    with canvas(520, top + gap + height * sum(len(b) for _, b in panels)) as sheet:
+    with open_canvas(520, top + gap + height * sum(len(b) for _, b in panels)) as sheet:
         below = sheet.height - top
         for title, found in panels:
             size = height * len(found)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
-from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction
+from polymask.report.demo_page import DemoResult, DomainResult, ExampleImage, MethodResult
 
 
 def _picture(kind: str) -> bytes:
@@ -36,8 +36,8 @@ def _domain(name: str, title: str, accuracy: float) -> DomainResult:
             _method("finetune", accuracy + 0.5, 13_600_000, 32.0),
         ),
         predictions=(
-            Prediction(_picture("PNG"), "seven", (("seven", 0.9), ("one", 0.1))),
-            Prediction(_picture("JPEG"), "two", (("three", 0.6), ("two", 0.3), ("one", 0.1))),
+            ExampleImage(_picture("PNG"), "seven", (("seven", 0.9), ("one", 0.1))),
+            ExampleImage(_picture("JPEG"), "two", (("three", 0.6), ("two", 0.3), ("one", 0.1))),
         ),
         layers=layers,
         unchanged=True,
@@ -72,7 +72,7 @@ def broken(result: DemoResult) -> DemoResult:
 def hostile(result: DemoResult) -> DemoResult:
     """Names that would be markup, formulas or broken XML if they were not escaped."""
     name = "</svg><script>alert('x')</script>&$\\frac{\x00漢\""
-    prediction = Prediction(_picture("PNG"), name, ((name, 1.0),))
+    prediction = ExampleImage(_picture("PNG"), name, ((name, 1.0),))
     domain = replace(result.domains[0], name=name, title=name, predictions=(prediction,), components={name: 8})
     methods = (*domain.methods, replace(domain.methods[0], method=name))
     return replace(

@@ -17,9 +17,10 @@ from polymask.benchmarks.compare import Frontier, Point
 from polymask.benchmarks.findings import find
 from polymask.benchmarks.records import DomainFacts, Runs, read_runs
 from polymask.errors import PolymaskError
-from polymask.report.drawings import points_lost, size_against_score
-from polymask.report.pages import benchmark_markdown, benchmark_page, results_csv, write_report
-from polymask.report.sheet import Cell, Column, Line, Sheet, markdown
+from polymask.report.figures import points_lost, size_against_score
+from polymask.report.page_parts import Cell, Heading, PageRow, PageTable, markdown
+from polymask.report.pages import benchmark_markdown, benchmark_page, write_report
+from polymask.report.tables_of_results import results_csv
 from strict_page import Page
 
 NO_TORCH = (
@@ -192,10 +193,10 @@ def test_hostile_names_are_shown_not_run() -> None:
         assert "<script" not in line.replace("\\<", "") or line.startswith("    ")
 
 
-def test_a_sheet_in_markdown_escapes_what_would_be_markup() -> None:
-    columns = (Column("a|b", "g"), Column("words", "h", words=True))
-    line = Line("x*y", (Cell("1", "± 2", strong=True), Cell("p|q")), "x")
-    text = markdown(Sheet("s", "T\nitle", "published", "m", columns, (line,), ("n_b",)))
+def test_a_table_in_markdown_escapes_what_would_be_markup() -> None:
+    columns = (Heading("a|b", "g"), Heading("words", "h", words=True))
+    line = PageRow("x*y", (Cell("1", "± 2", strong=True), Cell("p|q")), "x")
+    text = markdown(PageTable("s", "T\nitle", "published", "m", columns, (line,), ("n_b",)))
     assert text.splitlines() == [
         "### T itle (published)",
         "",

@@ -19,9 +19,10 @@ from polymask.benchmarks.records import Runs, Trial, Tuned
 from polymask.benchmarks.tables import tabulate
 from polymask.cli import main
 from polymask.cli.benchmark import BenchmarkVerb
-from polymask.report.drawings import differences
-from polymask.report.pages import all_sheets, benchmark_markdown, benchmark_page, lead, results_csv
-from polymask.report.sheet import Cell, Sheet
+from polymask.report.figures import differences
+from polymask.report.page_parts import Cell, PageTable
+from polymask.report.pages import all_tables, benchmark_markdown, benchmark_page, lead
+from polymask.report.tables_of_results import results_csv
 from strict_page import Page
 
 HOSTILE = "</svg><script>alert('x')</script>&$\\frac{|漢\""
@@ -57,23 +58,23 @@ def page(findings: Findings) -> Page:
     return Page(benchmark_page(findings))
 
 
-def line_of(sheet: Sheet | None, method: str) -> dict[str, Cell]:
+def line_of(table: PageTable | None, method: str) -> dict[str, Cell]:
     """A row's cells by their headings."""
-    assert sheet is not None
-    (line,) = [line for line in sheet.lines if method in (line.detail, line.head)]
-    return {c.title: cell for c, cell in zip(sheet.columns, line.cells, strict=True)}
+    assert table is not None
+    (line,) = [line for line in table.rows if method in (line.detail, line.name)]
+    return {c.title: cell for c, cell in zip(table.headings, line.cells, strict=True)}
 
 
 def test_every_row_says_how_far_its_masks_moved_beside_its_accuracies(findings: Findings) -> None:
-    sheet = all_sheets(findings)["results"]
-    assert re.fullmatch(r"3\d\.\d %", line_of(sheet, "affine-full")["bits moved"].text)
-    assert line_of(sheet, "piggyback-star")["bits moved"].text == "0.002 %"
-    assert line_of(sheet, "finetune")["bits moved"].text == "–"
+    table = all_tables(findings)["results"]
+    assert re.fullmatch(r"3\d\.\d %", line_of(table, "affine-full")["bits moved"].text)
+    assert line_of(table, "piggyback-star")["bits moved"].text == "0.002 %"
+    assert line_of(table, "finetune")["bits moved"].text == "–"
 
 
 def test_a_row_with_still_masks_is_marked_beside_every_accuracy(findings: Findings, page: Page) -> None:
-    sheet = all_sheets(findings)["results"]
-    still, moved = line_of(sheet, "piggyback-star"), line_of(sheet, "affine-full")
+    table = all_tables(findings)["results"]
+    still, moved = line_of(table, "piggyback-star"), line_of(table, "affine-full")
     for column in ("cubs", "stanford-cars", "flowers", "Score"):
         assert still[column].after.startswith("‡")
         assert "‡" not in moved[column].after
@@ -86,13 +87,13 @@ def test_a_row_with_still_masks_is_marked_beside_every_accuracy(findings: Findin
 def test_nobody_is_the_best_by_masks_that_did_not_move() -> None:
     runs = make_runs(methods=("finetune", "affine-full", "bn-only"), still=("affine-full",))
     findings = find(runs)
-    line = line_of(all_sheets(findings)["results"], "affine-full")
+    line = line_of(all_tables(findings)["results"], "affine-full")
     assert not any(cell.strong for cell in line.values())
     first = lead(findings)[0]
     assert "Full" not in first
     assert "Nothing is concluded from masks that did not move: Full (cubs" in " ".join(lead(findings))
     moving = find(make_runs(methods=("finetune", "affine-full", "bn-only")))
-    assert any(c.strong for c in line_of(all_sheets(moving)["results"], "affine-full").values())
+    assert any(c.strong for c in line_of(all_tables(moving)["results"], "affine-full").values())
     assert "Full" in lead(moving)[0]
 
 
@@ -112,13 +113,13 @@ def test_layers_of_masks_that_did_not_move_are_not_drawn() -> None:
 def test_the_ablation_draws_no_difference_from_masks_that_did_not_move() -> None:
     methods = ("affine-full", *ABLATION)
     runs = make_runs(methods=methods, still=("piggyback-star-bn",))
-    sheet = all_sheets(find(runs))["ablation"]
-    found = line_of(sheet, "piggyback-star")["more than Full, points"]
+    table = all_tables(find(runs))["ablation"]
+    found = line_of(table, "piggyback-star")["more than Full, points"]
     assert found.text.startswith("−1.")
     assert found.after.startswith("± ")
-    assert line_of(sheet, "piggyback-star-bn")["more than Full, points"] == Cell()
-    assert line_of(sheet, "piggyback-star-bn")["bits moved"].text == "0.002 %"
-    still_full = all_sheets(find(make_runs(methods=methods, still=("affine-full",))))["ablation"]
+    assert line_of(table, "piggyback-star-bn")["more than Full, points"] == Cell()
+    assert line_of(table, "piggyback-star-bn")["bits moved"].text == "0.002 %"
+    still_full = all_tables(find(make_runs(methods=methods, still=("affine-full",))))["ablation"]
     assert line_of(still_full, "piggyback-star")["more than Full, points"] == Cell()
 
 
@@ -132,34 +133,34 @@ def test_runs_that_nobody_counted_bits_in_say_so() -> None:
 
 
 def test_each_row_has_its_seeds_its_mean_and_what_was_chosen(findings: Findings) -> None:
-    sheet = all_sheets(findings)["rows"]
+    table = all_tables(findings)["rows"]
     row = findings.table.row("affine-full")
     assert row is not None
     assert row.mean_by_seed is not None
-    line = line_of(sheet, "affine-full")
+    line = line_of(table, "affine-full")
     mean = line["mean test accuracy, %"]
     assert (mean.text, mean.after) == (f"{row.mean:.1f}", f"± {row.mean_by_seed.sd:.1f}")
     assert (line["seeds"].text, line["rate"].text) == ("3", "0.001")
-    assert line_of(sheet, "finetune")["rate"] == Cell()
-    assert line_of(sheet, "finetune")["else not as in the plan"].text == "epochs=4"
+    assert line_of(table, "finetune")["rate"] == Cell()
+    assert line_of(table, "finetune")["else not as in the plan"].text == "epochs=4"
 
 
 def test_the_search_shows_every_value_and_marks_the_chosen_one(findings: Findings) -> None:
-    sheet = all_sheets(findings)["search"]
-    assert sheet is not None
-    assert sheet.title == "How each method's rate was chosen"
-    assert [column.title for column in sheet.columns] == ["0.0001", "0.001", "0.003"]
-    assert [line.detail for line in sheet.lines] == ["affine-full", "bn-only"]
-    full = line_of(sheet, "affine-full")
+    table = all_tables(findings)["search"]
+    assert table is not None
+    assert table.title == "How each method's rate was chosen"
+    assert [column.title for column in table.headings] == ["0.0001", "0.001", "0.003"]
+    assert [line.detail for line in table.rows] == ["affine-full", "bn-only"]
+    full = line_of(table, "affine-full")
     assert full["0.0001"] == Cell("60.1")
     assert full["0.001"] == Cell("62.5", "●", strong=True)
     assert full["0.003"] == Cell("failed")
 
 
 def test_a_value_at_the_end_of_its_ladder_is_noted(findings: Findings) -> None:
-    sheet = all_sheets(findings)["search"]
-    assert sheet is not None
-    notes = " ".join(sheet.notes)
+    table = all_tables(findings)["search"]
+    assert table is not None
+    notes = " ".join(table.notes)
     assert "BN only: rate 0.003 is the largest value that was tried" in notes
     assert "Full: rate" not in notes
     assert "Full: 3e-3 left the numbers" in notes
@@ -167,16 +168,16 @@ def test_a_value_at_the_end_of_its_ladder_is_noted(findings: Findings) -> None:
 
 
 def test_rows_that_leave_the_plans_recipe_stand_beside_it(findings: Findings) -> None:
-    sheet = all_sheets(findings)["protocols"]
-    assert line_of(sheet, "the plan")["epochs"] == Cell("6")
-    assert line_of(sheet, "finetune")["epochs"] == Cell("4", strong=True)
-    assert line_of(sheet, "affine-full")["rate"] == Cell("0.001", strong=True)
-    assert line_of(sheet, "affine-full")["epochs"] == Cell("6")
+    table = all_tables(findings)["protocols"]
+    assert line_of(table, "the plan")["epochs"] == Cell("6")
+    assert line_of(table, "finetune")["epochs"] == Cell("4", strong=True)
+    assert line_of(table, "affine-full")["rate"] == Cell("0.001", strong=True)
+    assert line_of(table, "affine-full")["epochs"] == Cell("6")
 
 
 def test_plain_runs_have_no_searches_and_no_protocols() -> None:
     findings = find(make_runs(methods=("finetune", "ba2")))
-    assert all_sheets(findings)["search"] is all_sheets(findings)["protocols"] is None
+    assert all_tables(findings)["search"] is all_tables(findings)["protocols"] is None
     assert "How each method was trained" not in Page(benchmark_page(findings)).text
     assert "How each method was trained" not in benchmark_markdown(findings)
 
@@ -185,14 +186,14 @@ def test_the_report_says_who_is_ahead_of_whom(findings: Findings, page: Page) ->
     markdown = benchmark_markdown(findings)
     assert "## Who is ahead of whom" in markdown
     for opponent, name in (("finetune", "ahead"), ("affine-full", "ahead_full")):
-        sheet = all_sheets(findings)[name]
+        table = all_tables(findings)[name]
         for one in findings.comparisons[opponent]:
-            line = line_of(sheet, one.method)
+            line = line_of(table, one.method)
             assert line["points more"] == (Cell(one.difference or "–", one.interval))
             assert f"Against {one.other}" in page.text
-    norms = line_of(all_sheets(findings)["ahead"], "BN only")
+    norms = line_of(all_tables(findings)["ahead"], "BN only")
     assert (norms["ahead on"].text, norms["so it is"].text) == ("0 of 3", "behind")
-    still = line_of(all_sheets(findings)["ahead"], "Piggyback*")
+    still = line_of(all_tables(findings)["ahead"], "Piggyback*")
     assert still["so it is"].text == "the masks of Piggyback* did not move"
 
 

@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymask.report.canvas import COLOURS, INK, MUTED, PAPER, SERIES, spread
-from polymask.report.demo_page import DemoResult
-from polymask.report.figures import (
-    bits_by_component,
-    density_by_depth,
-    learning_curves,
-    scalars_by_depth,
-    size_against_accuracy,
-)
+from polymask.report.canvas import spread
+from polymask.report.demo_page import DemoResult, bits_by_component, learning_curves, size_against_accuracy
+from polymask.report.figures import density_by_depth, scalars_by_depth
+from polymask.report.page_parts import COLOURS, INK, MUTED, PAPER, SERIES
 
 Figure = Callable[[DemoResult], str]
 FIGURES: dict[str, Figure] = {

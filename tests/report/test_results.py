@@ -15,7 +15,7 @@ from polymask.benchmarks.jobs import layer_statistics
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
 from polymask.core.parts import Stored, Transform
 from polymask.errors import PolymaskError
-from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction
+from polymask.report.demo_page import DemoResult, DomainResult, ExampleImage, MethodResult
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(0, 10**12)
@@ -30,7 +30,7 @@ def few(items: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 points = st.builds(EpochPoint, whole, number, number)
 methods = st.builds(MethodResult, word, number, whole, number, number, few(points))
 kept = methods.map(lambda result: replace(result, method="affine-full"))
-predictions = st.builds(Prediction, st.binary(max_size=8), word, few(st.tuples(word, number)))
+predictions = st.builds(ExampleImage, st.binary(max_size=8), word, few(st.tuples(word, number)))
 layers = st.builds(LayerStatistics, word, word, whole, whole, number, number, number, number)
 domains = st.builds(
     DomainResult,

@@ -1,6 +1,6 @@
 import pytest
 
-from polymask.report.sheet import (
+from polymask.report.page_parts import (
     bits_text,
     bytes_text,
     count_text,

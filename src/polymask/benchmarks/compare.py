@@ -291,7 +291,7 @@ def find_frontier(table: ResultTable) -> Frontier:
     scored = any(row.score is not None for row in table.rows)
     points = []
     for row in table.rows:
-        value = row.mean if not scored else None if row.score is None else row.score.score
+        value = row.whole_score if scored else row.mean
         overhead = row.overhead(len(table.plan.domains))
         if value is not None and row.params is not None and overhead is not None:
             points.append(Point(row.label, row.params, overhead, value, still=bool(row.still)))

@@ -274,7 +274,7 @@ def _row_json(row: ResultRow, plan: Plan) -> dict[str, Any]:
         "bits_flipped": moved and moved.flipped,
         "bits_masked": moved and moved.masked,
         "still": list(row.still),
-        "score": score and score.score,
+        "score": row.whole_score,
         "points": score and score.per_domain,
         "score_by_seed": row.score_by_seed and asdict(row.score_by_seed),
         "score_per_param": row.score_per_param,

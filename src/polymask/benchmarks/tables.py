@@ -86,6 +86,10 @@ class ResultRow:
         return any(outcome.base_after is not None for outcome in self.outcomes)
 
     @property
+    def whole_score(self) -> float | None:
+        return None if self.score is None else self.score.score
+
+    @property
     def score_per_param(self) -> float | None:
         return None if self.score is None else self.score.score_per_param
 

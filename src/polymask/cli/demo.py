@@ -25,7 +25,7 @@ from polymask.data.loader import Loader
 from polymask.files import write_atomically
 from polymask.library.model import MultiDomainModel
 from polymask.nets.zoo import load_base
-from polymask.report.demo_page import DemoResult, DomainResult, MethodResult, Prediction, write_demo_report
+from polymask.report.demo_page import DemoResult, DomainResult, ExampleImage, MethodResult, write_demo_report
 from polymask.train.fit import Listener
 from polymask.train.learn import Learned, learn, make_loaders
 from polymask.train.predict import logits
@@ -177,7 +177,7 @@ def _line(result: MethodResult) -> str:
     )
 
 
-def _samples(base: Base, domain: Domain, classes: Sequence[str], test: Loader, count: int = 6) -> Iterator[Prediction]:
+def _samples(base: Base, domain: Domain, classes: Sequence[str], test: Loader, count: int = 6) -> Iterator[ExampleImage]:
     """What the domain says of test images spread over the whole split, right or wrong."""
     from PIL import Image
 
@@ -192,7 +192,7 @@ def _samples(base: Base, domain: Domain, classes: Sequence[str], test: Loader, c
         picture.thumbnail((128, 128))
         png = io.BytesIO()
         picture.save(png, "PNG")
-        yield Prediction(image_png=png.getvalue(), truth=classes[int(test.cache.labels[index])], top=tuple(top))
+        yield ExampleImage(image_png=png.getvalue(), truth=classes[int(test.cache.labels[index])], top=tuple(top))
 
 
 def main_numbers(result: DemoResult, report: Path) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _over_seeds(one: dict[str, Any] | None) -> str:
 def _after(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Scores, bits that moved and what was chosen; the last two where a row has them."""
     from polymask.benchmarks.tables import settings_text
-    from polymask.report.sheet import moved_text
+    from polymask.report.page_parts import moved_text
 
     shares = [row["share_moved"] for row in rows]
     scored = {

@@ -1,20 +1,12 @@
-"""What figures are drawn with: colours, a sheet of matplotlib that becomes an inline SVG, lines, marks and labels.
+"""What figures are drawn with: colours, a canvas of matplotlib that becomes an inline SVG, lines, marks and labels.
 
-The colours of reports, by role: one value on light paper, one on dark.
-
-Series colours are Okabe and Ito's, which colour-blind readers can tell apart, made darker on
-light paper and lighter on dark until text in them has a contrast of 4.5 : 1.
-
-A sheet to draw on with matplotlib, and its way into a page: one small inline SVG.
-
-The SVG follows the page: colours become CSS variables (with the light theme's value where a page
-sets none), text stays text in the page's font, one unit is one CSS pixel. It holds no dates, and
-its ids depend on its name and content alone, so equal drawings are equal bytes.
-
-What figures are made of: lines with markers, and words where the eye already is.
-
+Colours have a role, and one value on light paper, one on dark. Those of series are Okabe and Ito's, which colour-blind
+readers can tell apart, made darker on light paper and lighter on dark until text in them has a contrast of 4.5 : 1.
 Every series has a colour, a marker and a label beside it, so no figure depends on colour alone.
-Limits of the axes must be set before labels are placed.
+
+The SVG follows the page: colours become CSS variables (with the light theme's value where a page sets none), text stays
+text in the page's font, one unit is one CSS pixel. It holds no dates, and its ids depend on its name and content alone,
+so equal drawings are equal bytes.
 """
 
 import io
@@ -24,47 +16,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from polymask.errors import PolymaskError
+from polymask.report.page_parts import COLOURS, INK, LINE, MUTED, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Colour:
-    """A role and its two values; `light` is also what figures are drawn with."""
-
-    role: str
-    light: str
-    dark: str
-
-
-PAPER = Colour("paper", "#fdfdfc", "#15171a")
-PANEL = Colour("panel", "#f4f4f1", "#1f2226")
-INK = Colour("ink", "#1c1d1f", "#e9e8e4")
-MUTED = Colour("muted", "#5f6368", "#a3a7ad")
-LINE = Colour("line", "#dcdcd8", "#363a40")
-ALARM = Colour("alarm", "#b3121d", "#ff8a80")
-SERIES = (
-    Colour("series-0", "#0067a5", "#5cb8f0"),  # blue
-    Colour("series-1", "#b84d00", "#f5954a"),  # vermilion
-    Colour("series-2", "#007a59", "#35c79b"),  # bluish green
-    Colour("series-3", "#a03f76", "#e298c2"),  # reddish purple
-    Colour("series-4", "#8a6400", "#e8b53a"),  # orange
-    Colour("series-5", "#3d6f8e", "#9cc7e0"),  # sky blue
-    Colour("series-6", "#6b6b1e", "#d8d160"),  # yellow
-)
-COLOURS = (PAPER, PANEL, INK, MUTED, LINE, ALARM, *SERIES)
-
-
-def variables(theme: str) -> str:
-    """CSS declarations of every role, for the theme "light" or "dark"."""
-    return " ".join(f"--{colour.role}: {getattr(colour, theme)};" for colour in COLOURS)
 
 
 FONT_SIZE = 11.5
@@ -115,7 +75,7 @@ class Canvas:
     height: int
 
     def axes(self, *, left: float, right: float, top: float, bottom: float) -> "Axes":
-        """Axes whose frame keeps these distances, in pixels, from the sheet's edges."""
+        """Axes whose frame keeps these distances, in pixels, from the canvas's edges."""
         width, height = self.width - left - right, self.height - top - bottom
         box = (left / self.width, bottom / self.height, width / self.width, height / self.height)
         return self.figure.add_axes(box)
@@ -132,8 +92,8 @@ class Canvas:
 
 
 @contextmanager
-def canvas(width: int, height: int) -> Iterator[Canvas]:
-    """Open an empty sheet; our style holds inside the `with` block only."""
+def open_canvas(width: int, height: int) -> Iterator[Canvas]:
+    """Open an empty canvas; our style holds inside the `with` block only."""
     try:
         import matplotlib.style
         from matplotlib.figure import Figure
@@ -141,12 +101,6 @@ def canvas(width: int, height: int) -> Iterator[Canvas]:
         raise PolymaskError(f"figures need matplotlib ({error}); pip install 'polymask[plot]'") from error
     with matplotlib.style.context(["default", _STYLE]):
         yield Canvas(Figure(figsize=(width / 72, height / 72)), width, height)
-
-
-def as_file(svg: str) -> str:
-    """A drawing that stands in no page: on light paper, in a font of its own."""
-    alone = f"font-family: sans-serif; background: {PAPER.light}"
-    return svg.replace("font-family: inherit", alone, 1)
 
 
 def plain_text(text: str) -> str:
@@ -225,7 +179,7 @@ KEY_ROW = 18  # height
 
 
 @dataclass(frozen=True)
-class Style:
+class SeriesStyle:
     """How one of several series looks."""
 
     colour: str
@@ -233,10 +187,10 @@ class Style:
     dash: str
 
 
-def style_of(index: int) -> Style:
+def style_of(index: int) -> SeriesStyle:
     """The look of the series with this index; colours come round again with another dash."""
     turn, place = divmod(index, len(SERIES))
-    return Style(SERIES[place].light, _MARKERS[place], _DASHES[turn % len(_DASHES)])
+    return SeriesStyle(SERIES[place].light, _MARKERS[place], _DASHES[turn % len(_DASHES)])
 
 
 def draw_line(axes: "Axes", x: Sequence[float], y: Sequence[float], index: int) -> None:
@@ -273,7 +227,7 @@ def end_labels(axes: "Axes", ends: Mapping[str, float]) -> None:
 
 
 def key_rows(labels: Iterable[str], width: float) -> list[list[str]]:
-    """The labels of a key, in rows that are as wide as the sheet at most."""
+    """The labels of a key, in rows that are as wide as the canvas at most."""
     rows: list[list[str]] = [[]]
     for label in labels:
         if rows[-1] and sum(map(_key_width, [*rows[-1], label])) > width:
@@ -296,13 +250,6 @@ def key(axes: "Axes", rows: Sequence[Sequence[str]], *, marker: str | None = Non
             write(axes, to_axes((left + 8, middle))[0], y, shortened(label), va="center", **at)
             left += _key_width(label)
             index += 1
-
-
-def point_labels(axes: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """The name of each point above it, or where it meets no other point or name."""
-    for index, (text, place) in enumerate(zip(points, place_names(axes, points), strict=True)):
-        look = {"color": style_of(index).colour, "ha": "center", "va": "center_baseline"}
-        write(axes, place.x, place.y, shortened(text), transform=axes.transAxes, **look)
 
 
 @dataclass(frozen=True)
@@ -331,6 +278,7 @@ def place_names(
     corners = [tuple(axes.transData.transform(point)) for point in path]
     boxes += [_around(a, b) for a, b in pairwise(corners)]
     places = []
+    low, left, right = axes.bbox.y0, axes.bbox.x0, axes.bbox.x1 + 8
     for index, (text, (x, y)) in enumerate(middles.items()):
         width = _width(shortened(text))
         aside, corner = 10 + width / 2, 5 + width / 2
@@ -339,10 +287,10 @@ def place_names(
         free = [
             (dx, dy)
             for dx, dy in offsets
-            if not any(_meet(_box(x + dx, y + dy, width, LINE_HEIGHT), box) for box in boxes)
-            and axes.bbox.x0 <= x + dx - width / 2
-            and x + dx + width / 2 <= axes.bbox.x1 + 8
-            and axes.bbox.y0 <= y + dy - LINE_HEIGHT / 2
+            if left <= x + dx - width / 2
+            and x + dx + width / 2 <= right
+            and low <= y + dy - LINE_HEIGHT / 2
+            and not any(_meet(_box(x + dx, y + dy, width, LINE_HEIGHT), box) for box in boxes)
         ]
         dx, dy = (free or offsets)[0]
         if free or needed is None or index < needed:
@@ -353,18 +301,8 @@ def place_names(
 
 
 def shortened(text: str) -> str:
-    """The text, cut where it would leave the sheet."""
+    """The text, cut where it would leave the canvas."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def whole_numbers(first: int, last: int) -> list[int]:
-    """At most six of first … last, evenly spaced."""
-    return list(range(first, last + 1, max(1, ceil((last - first) / 5))))
-
-
-def all_keys(mappings: Iterable[Mapping[str, object]]) -> list[str]:
-    """The keys of several mappings, each once, in order of appearance."""
-    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
 
 
 def _key_width(label: str) -> float:

@@ -15,6 +15,7 @@ from polymask.files import SUFFIX, check_name
 from polymask.nets.zoo import BUILT_IN
 from polymask.pack.format import PackInfo, inspect
 from polymask.pack.hub import PREFIX, HubName, explained, files_in, open_hub
+from polymask.report.page_parts import PAPER
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -227,10 +228,15 @@ def _figure(domain: Domain) -> str | None:
     layers = layer_statistics(domain)
     if not layers or find_spec("matplotlib") is None:
         return None
-    from polymask.report.canvas import as_file
     from polymask.report.figures import density_by_depth
 
-    return as_file(density_by_depth({domain.method.name: layers}, name="masks"))
+    return _as_file(density_by_depth({domain.method.name: layers}, name="masks"))
+
+
+def _as_file(svg: str) -> str:
+    """A drawing that stands in no page: on light paper, in a font of its own."""
+    alone = f"font-family: sans-serif; background: {PAPER.light}"
+    return svg.replace("font-family: inherit", alone, 1)
 
 
 def _commit(hub: "HfApi", repo: str, files: dict[str, bytes], message: str, revision: str | None) -> str:

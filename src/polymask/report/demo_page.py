@@ -1,8 +1,9 @@
 """The demo's report: what a run found, as JSON, and one HTML file that needs nothing else to be read."""
 
 import base64
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, floor
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -10,9 +11,8 @@ from typing import Any, Self
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
 from polymask.errors import PolymaskError
 from polymask.files import write_atomically
-from polymask.report import canvas as palette
-from polymask.report import figures
-from polymask.report import sheet as wording
+from polymask.report import canvas, figures
+from polymask.report.page_parts import MUTED, PAPER, bits_text, bytes_text, difference_text, render, share_text
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,11 @@ class MethodResult:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `DemoResult.to_json` wrote of it."""
         return cls(**{**values, "curve": tuple(EpochPoint(**p) for p in values["curve"])})
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ExampleImage:
     """One test image, its class, and the most probable classes, best first."""
 
     image_png: bytes  # a JPEG will do
@@ -42,12 +41,10 @@ class Prediction:
 
     @property
     def right(self) -> bool:
-        """Whether the first class is the true one."""
         return bool(self.top) and self.top[0][0] == self.truth
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `DemoResult.to_json` wrote of it."""
         image = base64.b64decode(values["image_png"], validate=True)
         top = tuple((name, probability) for name, probability in values["top"])
         return cls(**{**values, "image_png": image, "top": top})
@@ -63,7 +60,7 @@ class DomainResult:
     train_images: int
     test_images: int
     methods: tuple[MethodResult, ...]
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[ExampleImage, ...]
     layers: tuple[LayerStatistics, ...]
     unchanged: bool  # its outputs are, to the bit, those right after its own training
     components: Mapping[str, int] = field(default_factory=dict)  # bits of the pack, by component
@@ -74,10 +71,9 @@ class DomainResult:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `DemoResult.to_json` wrote of it."""
         parts = {
             "methods": tuple(map(MethodResult.from_json, values["methods"])),
-            "predictions": tuple(map(Prediction.from_json, values["predictions"])),
+            "predictions": tuple(map(ExampleImage.from_json, values["predictions"])),
             "layers": tuple(LayerStatistics(**layer) for layer in values["layers"]),
         }
         return cls(**{**values, **parts})
@@ -123,7 +119,7 @@ class DemoResult:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; pictures are base64."""
-        return {f.name: _json_value(getattr(self, f.name)) for f in fields(self)}
+        return asdict(self, dict_factory=_with_pictures_as_text)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -137,19 +133,8 @@ class DemoResult:
             raise PolymaskError(f"this is not a demo result of this version ({error}); run the demo again") from error
 
 
-def _json_value(value: Any) -> Any:
-    if is_dataclass(value):
-        return {f.name: _json_value(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple):
-        return [_json_value(item) for item in value]
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value
-
-
-_TEMPLATES = Path(__file__).parent / "templates"
+def _with_pictures_as_text(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: base64.b64encode(v).decode() if isinstance(v, bytes) else v for name, v in pairs}
 
 
 def write_demo_report(path: Path, result: DemoResult) -> None:
@@ -159,57 +144,29 @@ def write_demo_report(path: Path, result: DemoResult) -> None:
 
 def demo_page(result: DemoResult) -> str:
     """The report as HTML; equal results give equal text."""
-    import jinja2
-
-    page = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page.filters |= {
-        "bytes": wording.bytes_text,
-        "count": wording.count_text,
-        "duration": wording.duration_text,
-        "listed": wording.listed,
-        "data_uri": _data_uri,
-    }
-    methods = _methods(result)
-    means = _mean_accuracies(result, methods)
-    result = _with_methods_in_order(result, methods)
-    kept = [result.kept(domain) for domain in result.domains]
-    return page.get_template("demo.html.j2").render(
-        result=result,
-        methods=methods,
-        means=means,
-        comparisons=[
-            f"{wording.difference_text(means[result.method] - mean)} {method}"
-            for method, mean in means.items()
-            if method != result.method
-        ],
-        mean_bytes=fmean(method.bytes for method in kept),
-        mean_bits=fmean(method.bits_per_weight for method in kept),
-        training_seconds=sum(method.seconds for method in kept),
-        share=wording.share_text,
-        light=palette.variables("light"),
-        dark=palette.variables("dark"),
-        drawn=_draw(result),
-    )
-
-
-def _methods(result: DemoResult) -> list[str]:
-    """The kept method, then those it is compared with, in order of appearance."""
     others = [r.method for domain in result.domains for r in domain.methods]
-    return list(dict.fromkeys([result.method, *others]))
-
-
-def _with_methods_in_order(result: DemoResult, methods: list[str]) -> DemoResult:
-    """The same result with every domain's methods in one order, so that colours agree."""
+    methods = list(dict.fromkeys([result.method, *others]))  # the kept one, then those it is compared with
+    means = _mean_accuracies(result, methods)
+    # Every domain's methods in one order, so that colours agree.
     domains = tuple(
         replace(d, methods=tuple(sorted(d.methods, key=lambda r: methods.index(r.method)))) for d in result.domains
     )
-    return replace(result, domains=domains)
+    result = replace(result, domains=domains)
+    kept = [result.kept(domain) for domain in domains]
+    others = [method for method in means if method != result.method]
+    return render(
+        "demo.html.j2",
+        result=result,
+        methods=methods,
+        means=means,
+        comparisons=[f"{difference_text(means[result.method] - means[method])} {method}" for method in others],
+        mean_bytes=fmean(method.bytes for method in kept),
+        mean_bits=fmean(method.bits_per_weight for method in kept),
+        training_seconds=sum(method.seconds for method in kept),
+        share=share_text,
+        data_uri=_data_uri,
+        drawn=_draw(domains),
+    )
 
 
 def _mean_accuracies(result: DemoResult, methods: list[str]) -> dict[str, float]:
@@ -222,37 +179,97 @@ def _mean_accuracies(result: DemoResult, methods: list[str]) -> dict[str, float]
     return means
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """The page's figures as SVG; empty where there is nothing to draw."""
-
-    curves: list[tuple[str, str]]  # a domain's title, its figure
-    size: str
-    bits: str
-    density: str
-    scalars: list[tuple[str, str]]  # a domain's title, its figure
-
-
-def _draw(result: DemoResult) -> _Drawn:
-    domains = result.domains
+def _draw(domains: Sequence[DomainResult]) -> dict[str, Any]:
+    """The page's figures as SVG, those of a domain with its title; empty where there is nothing to draw."""
     layers = {domain.title: domain.layers for domain in domains if domain.layers}
     bits = {domain.title: domain.components for domain in domains if domain.components}
     limit = figures.largest_scalar(layer for stack in layers.values() for layer in stack)
-    return _Drawn(
-        curves=[
-            (domain.title, figures.learning_curves(domain.methods, name=f"curves-{i}"))
-            for i, domain in enumerate(domains)
-        ],
-        size=figures.size_against_accuracy(domains, name="size"),
-        bits=figures.bits_by_component(bits, name="bits") if bits else "",
-        density=figures.density_by_depth(layers, name="density") if layers else "",
-        scalars=[
+    return {
+        "curves": [(d.title, learning_curves(d.methods, name=f"curves-{i}")) for i, d in enumerate(domains)],
+        "size": size_against_accuracy(domains, name="size"),
+        "bits": bits_by_component(bits, name="bits") if bits else "",
+        "density": figures.density_by_depth(layers, name="density") if layers else "",
+        "scalars": [
             (title, figures.scalars_by_depth(stack, name=f"scalars-{i}", limit=limit))
             for i, (title, stack) in enumerate(layers.items())
         ],
-    )
+    }
 
 
 def _data_uri(image: bytes) -> str:
     kind = "jpeg" if image.startswith(b"\xff\xd8") else "png"
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def learning_curves(methods: Sequence[MethodResult], *, name: str) -> str:
+    """Accuracy on validation, and below it the training loss, epoch by epoch, for each method."""
+    curves = {result.method: result.curve for result in methods if result.curve}
+    return figures.accuracy_and_loss(curves, name=name)
+
+
+def size_against_accuracy(domains: Sequence[DomainResult], *, name: str) -> str:
+    """Mean test accuracy over the domains against mean bytes a domain: a point for each method."""
+    from matplotlib.ticker import EngFormatter
+
+    results: dict[str, list[MethodResult]] = {}
+    for domain in domains:
+        for result in domain.methods:
+            results.setdefault(result.method, []).append(result)
+    # A logarithmic axis has no place for nothing.
+    sizes = [max(1.0, sum(r.bytes for r in found) / len(found)) for found in results.values()]
+    accuracies = [sum(r.test_accuracy for r in found) / len(found) for found in results.values()]
+    points = dict(zip(results, zip(sizes, accuracies, strict=True), strict=True))
+    with canvas.open_canvas(figures.WIDE, 250) as page:
+        axes = page.axes(left=32, right=8, top=24, bottom=38)
+        axes.set_xscale("log")
+        axes.set_xlim(min(sizes) / 4, max(sizes) * 4)
+        low, high = floor((min(accuracies) - 5) / 10), ceil((max(accuracies) + 3) / 10)
+        axes.set_ylim(max(0, 10 * low), 10 * high)
+        axes.set_yticks([tick for tick in range(0, 101, 10) if tick >= 10 * low])
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.tick_params(which="minor", size=0)
+        axes.set_xlabel("bytes a domain, logarithmic")
+        canvas.heading(axes, "mean test accuracy, %")
+        for index, (size, accuracy) in enumerate(points.values()):
+            style = canvas.style_of(index)
+            axes.plot([size], [accuracy], style.marker, color=style.colour, markersize=7)
+        places = canvas.place_names(axes, points)
+        for index, (text, place) in enumerate(zip(points, places, strict=True)):
+            look = {"color": canvas.style_of(index).colour, "ha": "center", "va": "center_baseline"}
+            canvas.write(axes, place.x, place.y, canvas.shortened(text), transform=axes.transAxes, **look)
+        told = "; ".join(f"{m} {bytes_text(b)}, {a:.1f} %" for m, (b, a) in points.items())
+        return page.svg(name, f"Bytes a domain and mean test accuracy: {told}.")
+
+
+def bits_by_component(components: Mapping[str, Mapping[str, int]], *, name: str) -> str:
+    """A bar for each label, as long as its bits, cut into components."""
+    present = [c for c in figures.all_keys(components.values()) if any(b.get(c) for b in components.values())]
+    totals = {label: sum(bits.values()) for label, bits in components.items()}
+    rows = canvas.key_rows([component.replace("_", " ") for component in present], figures.WIDE)
+    top = 8 + canvas.KEY_ROW * len(rows)
+    with canvas.open_canvas(figures.WIDE, top + 28 * len(components)) as page:
+        axes = page.axes(left=112, right=72, top=top, bottom=0)
+        longest = max(totals.values()) or 1
+        gap = longest / 50
+        axes.set_xlim(0, longest)
+        axes.set_ylim(len(components) - 0.5, -0.5)
+        axes.set_axis_off()
+        start = dict.fromkeys(components, 0)
+        for index, component in enumerate(present):
+            lengths = [bits.get(component, 0) for bits in components.values()]
+            axes.barh(
+                range(len(components)),
+                lengths,
+                0.62,
+                left=list(start.values()),
+                color=canvas.style_of(index).colour,
+                edgecolor=PAPER.light,
+                linewidth=1,
+            )
+            start = {label: begin + length for (label, begin), length in zip(start.items(), lengths, strict=True)}
+        for row, (label, total) in enumerate(totals.items()):
+            canvas.write(axes, -gap, row, canvas.shortened(label), ha="right", va="center_baseline")
+            canvas.write(axes, total + gap, row, bits_text(total), va="center_baseline", color=MUTED.light)
+        canvas.key(axes, rows, marker="s")
+        told = "; ".join(f"{label} {bits_text(total)}" for label, total in totals.items())
+        return page.svg(name, f"Bits of each domain by component: {told}.")

@@ -1,48 +1,26 @@
-"""Figures of results, each one inline SVG: curves, masks and scalars by depth, and costs.
+"""Figures of results, each one inline SVG: curves, masks and scalars by depth, sizes, differences.
 
 `name` keeps the ids of a figure apart from those of the others on its page.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, floor
+from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
+from polymask.benchmarks.compare import Comparison, Frontier, Point
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
-from polymask.report.canvas import (
-    KEY_ROW,
-    MUTED,
-    PAPER,
-    all_keys,
-    canvas,
-    draw_dots,
-    draw_line,
-    end_labels,
-    heading,
-    key,
-    key_rows,
-    point_labels,
-    shortened,
-    style_of,
-    whole_numbers,
-    write,
-)
-from polymask.report.sheet import bits_text, bytes_text
+from polymask.report import canvas
+from polymask.report.page_parts import INK, MUTED, PAPER, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.ticker import Formatter
 
-    from polymask.report.demo_page import DomainResult, MethodResult
-
-
-_WIDE = 440  # pixels; a phone shows it at four fifths of that
+_LARGE = 640  # pixels
+WIDE = 440  # a phone shows it at four fifths of that
 _NARROW = 340  # one of several side by side
-
-
-def learning_curves(methods: "Sequence[MethodResult]", *, name: str) -> str:
-    """Accuracy on validation, and below it the training loss, epoch by epoch, for each method."""
-    curves = {result.method: result.curve for result in methods if result.curve}
-    return accuracy_and_loss(curves, name=name)
+_MEMBER = SERIES[0].light  # of the frontier
+_LINEAR = 5.0  # points to both sides of 0 that are drawn to scale
+_TICKS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 
 def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, images: str = "validation") -> str:
@@ -50,13 +28,13 @@ def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, 
     points = [point for curve in curves.values() for point in curve]
     last = max((point.epoch for point in points), default=1)
     lowest = min((point.val_accuracy for point in points), default=0.0)
-    with canvas(_NARROW, 300) as sheet:
-        accuracy = sheet.axes(left=32, right=104, top=24, bottom=128)
-        loss = sheet.axes(left=32, right=104, top=208, bottom=38)
+    with canvas.open_canvas(_NARROW, 300) as page:
+        accuracy = page.axes(left=32, right=104, top=24, bottom=128)
+        loss = page.axes(left=32, right=104, top=208, bottom=38)
         for index, curve in enumerate(curves.values()):
             epochs = [point.epoch for point in curve]
-            draw_line(accuracy, epochs, [point.val_accuracy for point in curve], index)
-            draw_line(loss, epochs, [point.loss for point in curve], index)
+            canvas.draw_line(accuracy, epochs, [point.val_accuracy for point in curve], index)
+            canvas.draw_line(loss, epochs, [point.loss for point in curve], index)
         accuracy.set_ylim(max(0, 10 * floor((lowest - 5) / 10)), 100)
         loss.set_ylim(bottom=0)
         for axes in (accuracy, loss):
@@ -66,51 +44,51 @@ def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, 
         _few_ticks(loss, 2)
         accuracy.tick_params(labelbottom=False)
         loss.set_xlabel("epoch")
-        heading(accuracy, f"{images} accuracy, %")
-        heading(loss, "training loss")
+        canvas.heading(accuracy, f"{images} accuracy, %")
+        canvas.heading(loss, "training loss")
         ends = {label: curve[-1].val_accuracy for label, curve in curves.items()}
-        end_labels(accuracy, ends)
+        canvas.end_labels(accuracy, ends)
         told = ", ".join(f"{label} {end:.1f} %" for label, end in ends.items())
-        return sheet.svg(name, f"Learning curves; {images} accuracy at the end: {told}.")
+        return page.svg(name, f"Learning curves; {images} accuracy at the end: {told}.")
 
 
 def density_by_depth(layers: Mapping[str, Sequence[LayerStatistics]], *, name: str) -> str:
     """The share of ones in every mask, by depth: one series for each label."""
     stacks = {label: stack for label, stack in layers.items() if stack}
-    rows = key_rows(stacks, _WIDE)
-    key_height = KEY_ROW * len(rows)
-    with canvas(_WIDE, 230 + key_height) as sheet:
-        axes = sheet.axes(left=32, right=8, top=28 + key_height, bottom=38)
+    rows = canvas.key_rows(stacks, WIDE)
+    key_height = canvas.KEY_ROW * len(rows)
+    with canvas.open_canvas(WIDE, 230 + key_height) as page:
+        axes = page.axes(left=32, right=8, top=28 + key_height, bottom=38)
         axes.axhline(50, color=MUTED.light, linewidth=1, linestyle=(0, (4, 3)))
         for index, stack in enumerate(stacks.values()):
             # Equal densities would hide each other: half a layer is shared by the series.
             beside = 0.5 * (index + 0.5) / len(stacks) - 0.25
             depths = [layer.depth + beside for layer in stack]
-            draw_dots(axes, depths, [100 * layer.density for layer in stack], index)
+            canvas.draw_dots(axes, depths, [100 * layer.density for layer in stack], index)
         axes.set_ylim(0, 100)
         axes.set_yticks([0, 25, 50, 75, 100])
         _depth_axis(axes, stacks.values())
-        heading(axes, "ones in the mask, %", above=key_height + 4)
-        key(axes, rows)
+        canvas.heading(axes, "ones in the mask, %", above=key_height + 4)
+        canvas.key(axes, rows)
         told = ", ".join(f"{label} {100 * _density(s):.0f} %" for label, s in stacks.items())
-        return sheet.svg(name, f"Share of ones in the masks by depth; over all weights: {told}.")
+        return page.svg(name, f"Share of ones in the masks by depth; over all weights: {told}.")
 
 
 def scalars_by_depth(layers: Sequence[LayerStatistics], *, name: str, limit: float | None = None) -> str:
     """k1, k2 and k3 by depth; the axis reaches ±limit, or as far as the values do."""
     series = {k: [getattr(layer, k) for layer in layers] for k in ("k1", "k2", "k3")}
     reach = 1.08 * (limit or largest_scalar(layers) or 1.0)
-    with canvas(_NARROW, 230) as sheet:
-        axes = sheet.axes(left=44, right=8, top=26, bottom=38)
+    with canvas.open_canvas(_NARROW, 230) as page:
+        axes = page.axes(left=44, right=8, top=26, bottom=38)
         axes.axhline(0, color=MUTED.light, linewidth=1)
         for index, values in enumerate(series.values()):
-            draw_dots(axes, [layer.depth for layer in layers], values, index)
+            canvas.draw_dots(axes, [layer.depth for layer in layers], values, index)
         axes.set_ylim(-reach, reach)
         _few_ticks(axes, 5)
         _depth_axis(axes, [layers])
-        key(axes, [list(series)])
+        canvas.key(axes, [list(series)])
         told = ", ".join(f"{k} {min(v):.2g} to {max(v):.2g}" for k, v in series.items() if v)
-        return sheet.svg(name, f"Scalars by depth: {told}.")
+        return page.svg(name, f"Scalars by depth: {told}.")
 
 
 def largest_scalar(layers: Iterable[LayerStatistics]) -> float:
@@ -118,67 +96,150 @@ def largest_scalar(layers: Iterable[LayerStatistics]) -> float:
     return max((abs(k) for layer in layers for k in (layer.k1, layer.k2, layer.k3)), default=0.0)
 
 
-def size_against_accuracy(domains: "Sequence[DomainResult]", *, name: str) -> str:
-    """Mean test accuracy over the domains against mean bytes a domain: a point for each method."""
-    results: dict[str, list[MethodResult]] = {}
-    for domain in domains:
-        for result in domain.methods:
-            results.setdefault(result.method, []).append(result)
-    # A logarithmic axis has no place for nothing.
-    sizes = [max(1.0, sum(r.bytes for r in found) / len(found)) for found in results.values()]
-    accuracies = [sum(r.test_accuracy for r in found) / len(found) for found in results.values()]
-    points = dict(zip(results, zip(sizes, accuracies, strict=True), strict=True))
-    with canvas(_WIDE, 250) as sheet:
-        axes = sheet.axes(left=32, right=8, top=24, bottom=38)
-        axes.set_xscale("log")
-        axes.set_xlim(min(sizes) / 4, max(sizes) * 4)
-        low, high = floor((min(accuracies) - 5) / 10), ceil((max(accuracies) + 3) / 10)
-        axes.set_ylim(max(0, 10 * low), 10 * high)
-        axes.set_yticks([tick for tick in range(0, 101, 10) if tick >= 10 * low])
-        axes.xaxis.set_major_formatter(_bytes_axis())
-        axes.tick_params(which="minor", size=0)
-        axes.set_xlabel("bytes a domain, logarithmic")
-        heading(axes, "mean test accuracy, %")
-        for index, (size, accuracy) in enumerate(points.values()):
-            style = style_of(index)
-            axes.plot([size], [accuracy], style.marker, color=style.colour, markersize=7)
-        point_labels(axes, points)
-        told = "; ".join(f"{m} {bytes_text(b)}, {a:.1f} %" for m, (b, a) in points.items())
-        return sheet.svg(name, f"Bytes a domain and mean test accuracy: {told}.")
-
-
-def bits_by_component(components: Mapping[str, Mapping[str, int]], *, name: str) -> str:
-    """A bar for each label, as long as its bits, cut into components."""
-    present = [c for c in all_keys(components.values()) if any(b.get(c) for b in components.values())]
-    totals = {label: sum(bits.values()) for label, bits in components.items()}
-    rows = key_rows([component.replace("_", " ") for component in present], _WIDE)
-    top = 8 + KEY_ROW * len(rows)
-    with canvas(_WIDE, top + 28 * len(components)) as sheet:
-        axes = sheet.axes(left=112, right=72, top=top, bottom=0)
-        longest = max(totals.values()) or 1
-        gap = longest / 50
-        axes.set_xlim(0, longest)
-        axes.set_ylim(len(components) - 0.5, -0.5)
-        axes.set_axis_off()
-        start = dict.fromkeys(components, 0)
-        for index, component in enumerate(present):
-            lengths = [bits.get(component, 0) for bits in components.values()]
-            axes.barh(
-                range(len(components)),
-                lengths,
-                0.62,
-                left=list(start.values()),
-                color=style_of(index).colour,
-                edgecolor=PAPER.light,
-                linewidth=1,
+def size_against_score(frontier: Frontier, *, name: str) -> str:
+    """A point for each method; those on the frontier are filled, named first, and joined."""
+    points, members = frontier.points, frontier.members
+    with canvas.open_canvas(_LARGE, 380) as page:
+        axes = page.axes(left=44, right=12, top=26, bottom=40)
+        # Logarithmic, with a place for methods that add nothing.
+        axes.set_xscale("symlog", linthresh=0.1, linscale=0.5)
+        largest = max((point.overhead for point in points), default=1.0)
+        axes.set_xlim(-0.08, max(1.0, largest) * 2.2)
+        axes.set_ylim(*_limits([point.value for point in points]))
+        ticks = [0, 0.1, 1, *(tick for tick in (10, 32, 100) if tick <= 2 * largest)]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.tick_params(axis="x", which="minor", size=0)
+        axes.set_xlabel("bits a weight that a domain adds, logarithmic")
+        canvas.heading(axes, _measured(frontier))
+        steps = _steps(members)
+        axes.plot([x for x, _ in steps], [y for _, y in steps], color=_MEMBER, linewidth=1.2)
+        for point in points:
+            fill = _MEMBER if point.on_frontier else PAPER.light
+            edge = _MEMBER if point.on_frontier else MUTED.light
+            axes.plot(
+                [point.overhead], [point.value], "o", zorder=3, markersize=7, markerfacecolor=fill, markeredgecolor=edge
             )
-            start = {label: begin + length for (label, begin), length in zip(start.items(), lengths, strict=True)}
-        for row, (label, total) in enumerate(totals.items()):
-            write(axes, -gap, row, shortened(label), ha="right", va="center_baseline")
-            write(axes, total + gap, row, bits_text(total), va="center_baseline", color=MUTED.light)
-        key(axes, rows, marker="s")
-        told = "; ".join(f"{label} {bits_text(total)}" for label, total in totals.items())
-        return sheet.svg(name, f"Bits of each domain by component: {told}.")
+        others = [point for point in points if not point.on_frontier]
+        _name(axes, [*members, *others], len(members), steps)
+        told = ", ".join(f"{p.label} ({p.overhead:.2f} bits, {p.value:.1f})" for p in members)
+        return page.svg(name, f"{_measured(frontier)} against bits a weight; on the frontier: {told}.")
+
+
+def points_lost(lost: Mapping[str, float], *, name: str) -> str:
+    """A bar for each method: mean points of accuracy lost; to the left it gained."""
+    with canvas.open_canvas(440, 30 + 26 * len(lost)) as page:
+        axes = page.axes(left=116, right=44, top=26, bottom=4)
+        low, high = min(0.0, *lost.values()), max(0.0, *lost.values())
+        span = (high - low) or 1.0
+        axes.set_xlim(low - (0.12 * span if low < 0 else 0), low + span)
+        axes.set_ylim(len(lost) - 0.5, -0.5)
+        axes.set_axis_off()
+        axes.barh(range(len(lost)), list(lost.values()), 0.6, color=SERIES[1].light)
+        axes.axvline(0, color=MUTED.light, linewidth=1)
+        left = axes.get_xlim()[0] - span / 40
+        for row, (label, value) in enumerate(lost.items()):
+            canvas.write(axes, left, row, label, ha="right", va="center_baseline", color=INK.light)
+            at = max(value, 0.0) + span / 50
+            text = f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
+            canvas.write(axes, at, row, text, va="center_baseline", color=MUTED.light)
+        canvas.heading(axes, "points lost, mean over domains")
+        told = ", ".join(f"{label} {value:.1f}" for label, value in lost.items())
+        return page.svg(name, f"Mean points of test accuracy lost: {told}.")
+
+
+def _measured(frontier: Frontier) -> str:
+    return "score" if frontier.measure == "score" else "mean test accuracy, %"
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """Round numbers around the values, with room for names."""
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    span = max(high - low, 1.0)
+    step = 10.0 ** floor(log10(span))
+    step /= next(parts for parts, most in ((5, 2), (2, 5), (1, 10)) if span <= most * step)
+    least = step * floor((low - 0.4 * step) / step)
+    return max(0.0, least), step * ceil((high + 0.4 * step) / step)
+
+
+def _steps(members: Sequence[Point]) -> list[tuple[float, float]]:
+    """The frontier's corners: at each size the best that fits."""
+    corners: list[tuple[float, float]] = []
+    for point in members:
+        corners += [(point.overhead, corners[-1][1])] if corners else []
+        corners.append((point.overhead, point.value))
+    return corners
+
+
+def _name(axes: "Axes", points: Sequence[Point], members: int, path: Sequence[tuple[float, float]]) -> None:
+    """Names where they meet nothing; those on the frontier, which come first, in any case."""
+    where = {point.label: (point.overhead, point.value) for point in points}
+    places = canvas.place_names(axes, where, needed=members, path=path)
+    for point, place in zip(points, places, strict=True):
+        if place.free or point.on_frontier:
+            colour = _MEMBER if point.on_frontier else MUTED.light
+            look = {"color": colour, "ha": "center", "va": "center_baseline"}
+            canvas.write(axes, place.x, place.y, canvas.shortened(point.label), transform=axes.transAxes, **look)
+
+
+def differences(comparisons: Sequence[Comparison], *, name: str) -> str:
+    """A row for each comparison: a mark for each domain, the mean and its 95 % interval."""
+    domains = all_keys(one.by_domain for one in comparisons)
+    keyed = len(domains) <= len(SERIES)  # beyond that marks would come twice
+    rows = canvas.key_rows(domains, _LARGE) if keyed else []
+    top = 28 + canvas.KEY_ROW * len(rows)
+    other = comparisons[0].other
+    with canvas.open_canvas(_LARGE, top + 30 * len(comparisons) + 38) as page:
+        axes = page.axes(left=128, right=104, top=top, bottom=38)
+        # Rows that are far behind must not press the others together.
+        axes.set_xscale("symlog", linthresh=_LINEAR, linscale=1.1)
+        _horizontal(axes, comparisons)
+        axes.set_ylim(len(comparisons) - 0.5, -0.5)
+        axes.set_yticks([])
+        axes.grid(visible=True, axis="x")
+        axes.spines["left"].set_visible(False)
+        axes.axvline(0, color=INK.light, linewidth=1)
+        for row, one in enumerate(comparisons):
+            _draw(axes, row, one, domains, keyed=keyed)
+        canvas.heading(axes, f"points more than {canvas.shortened(other)}", above=canvas.KEY_ROW * len(rows))
+        if keyed:
+            canvas.key(axes, rows)
+        told = "; ".join(f"{one.method} {one.points}" for one in comparisons)
+        return page.svg(name, f"Differences to {other} in test accuracy: {told}.")
+
+
+def _draw(axes: "Axes", row: int, one: Comparison, domains: Sequence[str], *, keyed: bool) -> None:
+    assert one.mean is not None  # the caller draws those that have one
+    for domain, points in one.by_domain.items():
+        style = canvas.style_of(domains.index(domain))
+        marker, hue = (style.marker, style.colour) if keyed else ("o", MUTED.light)
+        axes.plot([points], [row + 0.2], marker, color=hue, markersize=4.5)
+    told = one.verdict in ("ahead", "behind")
+    colour = INK.light if told else MUTED.light
+    if one.half_width is not None:
+        ends = one.mean - one.half_width, one.mean + one.half_width
+        axes.plot(ends, [row - 0.18] * 2, color=colour, linewidth=2)
+    axes.plot([one.mean], [row - 0.18], "o", color=colour, markersize=7)
+    at = {"transform": axes.get_yaxis_transform(), "va": "center_baseline"}
+    canvas.write(axes, -10 / axes.bbox.width, row, canvas.shortened(one.method), ha="right", color=INK.light, **at)
+    number = f"{one.difference} {one.interval}"
+    canvas.write(axes, 1 + 10 / axes.bbox.width, row, number, color=colour, **at)
+
+
+def _horizontal(axes: "Axes", comparisons: Sequence[Comparison]) -> None:
+    reach = [0.0]
+    for one in comparisons:
+        reach += one.by_domain.values()
+        if one.mean is not None and one.half_width is not None:
+            reach += [one.mean - one.half_width, one.mean + one.half_width]
+    low, high = min(reach), max(reach)
+    low, high = min(-1.0, 1.12 * low), max(1.0, 1.12 * high)
+    axes.set_xlim(low, high)
+    ticks = sorted({sign * tick for tick in _TICKS for sign in (1, -1) if low <= sign * tick <= high})
+    axes.set_xticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "0" for tick in ticks])
+    axes.tick_params(axis="x", which="minor", size=0)
+    axes.set_xlabel(f"points; even within ±{_LINEAR:g}, logarithmic beyond")
 
 
 def _density(layers: Sequence[LayerStatistics]) -> float:
@@ -193,13 +254,17 @@ def _depth_axis(axes: "Axes", stacks: Iterable[Sequence[LayerStatistics]]) -> No
     axes.set_xlabel("layer, from input to output")
 
 
-def _bytes_axis() -> "Formatter":
-    from matplotlib.ticker import EngFormatter
-
-    return EngFormatter("B")
-
-
 def _few_ticks(axes: "Axes", most: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+
+
+def whole_numbers(first: int, last: int) -> list[int]:
+    """At most six of first … last, evenly spaced."""
+    return list(range(first, last + 1, max(1, ceil((last - first) / 5))))
+
+
+def all_keys(mappings: Iterable[Mapping[str, object]]) -> list[str]:
+    """The keys of several mappings, each once, in order of appearance."""
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))

@@ -1,34 +1,111 @@
 """The report of a benchmark's runs: one HTML file, the same tables as Markdown, and a CSV file."""
 
-import csv
-import io
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from polymask.benchmarks.findings import FULL, Findings, find
-from polymask.benchmarks.records import label_of, movement, read_runs
-from polymask.benchmarks.tables import ResultRow, ResultTable, protocol_of, settings_text
+from polymask.benchmarks.findings import FULL, Findings, LayerSummary, find, which_piggyback
+from polymask.benchmarks.records import DomainOutcome, EpochPoint, counted, label_of, read_runs
+from polymask.benchmarks.tables import ResultRow, ResultTable
 from polymask.errors import BenchmarkError
 from polymask.files import write_atomically
-from polymask.report import canvas as palette
-from polymask.report import sheet as wording
-from polymask.report.drawings import draw
-from polymask.report.sheet import Sheet, escaped, listed, markdown
-from polymask.report.tables_of_results import cost_sheet, results_sheet, rows_sheet, validation_sheet
-from polymask.report.tables_of_rivals import ablation_sheet, comparison_sheet, published_sheet
+from polymask.report import figures
+from polymask.report.page_parts import PageTable, escaped, listed, markdown, render
+from polymask.report.tables_of_results import cost_table, results_csv, results_table, rows_table, validation_table
+from polymask.report.tables_of_rivals import ablation_table, comparison_table, published_table
 from polymask.report.tables_of_runs import (
-    anatomy_sheet,
-    base_sheet,
-    domains_sheet,
-    forgetting_sheet,
+    base_table,
+    domains_table,
+    forgetting_table,
+    layers_table,
     plan_facts,
-    protocol_sheet,
+    protocol_table,
     recipe_facts,
     safe_text,
-    search_sheet,
+    search_table,
 )
+
+PAGE, MARKDOWN, CSV = "report.html", "report.md", "results.csv"
+
+_CHAPTERS = {
+    "Results": ("results", "rows", "validation", "published"),
+    "Who is ahead of whom": ("ahead", "ahead_full"),
+    "How each method was trained": ("search", "protocols"),
+    "Size against score": ("costs",),
+    "Ablation": ("ablation",),
+    "Forgetting": ("forgetting", "base"),
+    "Masks and scalars by layer": ("layers",),
+}
+
+_MOST_CURVES = 6  # in one figure
+_MOST_DENSITIES = 5
+_CURVES_FIRST = ("finetune", "affine-full", "piggyback", "classifier-only", "affine-simple")
+
+Titled = tuple[str, str]  # a figure's title and its SVG
+
+
+def write_report(runs: str | Path, out: str | Path | None = None) -> tuple[Findings, list[Path]]:
+    """Write the three files, each whole or not at all, into `out`, or beside the runs.
+
+    Returns what they say, and where they are.
+    """
+    findings = find(read_runs(runs))
+    folder = Path(runs if out is None else out)
+    contents = {  # all are made before any is written
+        PAGE: benchmark_page(findings).encode(),
+        MARKDOWN: benchmark_markdown(findings).encode(),
+        CSV: results_csv(findings.table).encode(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchmarkError(f"{folder} cannot be made: {error.strerror}; give --out") from error
+    for name, data in contents.items():
+        write_atomically(folder / name, data)
+    return findings, [folder / name for name in contents]
+
+
+def benchmark_page(findings: Findings) -> str:
+    """The report as HTML; equal findings give equal text."""
+    plan = findings.table.plan
+    return render(
+        "benchmark.html.j2",
+        findings=findings,
+        plan=plan,
+        tables=all_tables(findings),
+        headline=headline(findings),
+        lead=lead(findings),
+        safe=safe_text(findings.forgotten),
+        left_out=left_out_text(findings),
+        unmoved=unmoved_text(findings),
+        facts=plan_facts(plan),
+        recipe=recipe_facts(plan.recipe),
+        drawn=draw(findings),
+    )
+
+
+def benchmark_markdown(findings: Findings) -> str:
+    """The report's words and tables."""
+    plan, tables = findings.table.plan, all_tables(findings)
+    parts = [f"# {escaped(headline(findings))}", *map(escaped, lead(findings))]
+    words = {
+        "Size against score": left_out_text(findings),
+        "Forgetting": safe_text(findings.forgotten),
+        "Masks and scalars by layer": unmoved_text(findings),
+    }
+    for title, names in _CHAPTERS.items():
+        body = [escaped(words[title])] if words.get(title) else []
+        body += [markdown(table) for name in names if (table := tables[name]) is not None]
+        if body:
+            parts += [f"## {title}", *body]
+    parts += ["## What was run", "\n".join(f"    {line}" for line in plan.command.splitlines())]
+    if plan.deviations:
+        parts += ["Not as in the paper:", "\n".join(f"- {escaped(deviation)}" for deviation in plan.deviations)]
+    parts.append(markdown(domains_table(plan)))
+    facts = {"Plan": plan_facts(plan), "Recipe": recipe_facts(plan.recipe), "Environment": plan.environment}
+    for title, values in facts.items():
+        parts += [f"### {title}", "\n".join(f"- {escaped(name)}: {escaped(text)}" for name, text in values.items())]
+    return "\n\n".join(parts) + "\n"
 
 
 def headline(findings: Findings) -> str:
@@ -36,8 +113,8 @@ def headline(findings: Findings) -> str:
     plan = findings.table.plan
     methods = len({row.method for row in findings.table.rows})
     return (
-        f"{plan.benchmark} on {plan.base}: {_counted(methods, 'method')}, "
-        f"{_counted(len(plan.domains), 'domain')}, {_counted(len(plan.seeds), 'seed')}"
+        f"{plan.benchmark} on {plan.base}: {counted(methods, 'method')}, {counted(len(plan.domains), 'domain')}, "
+        f"{counted(len(plan.seeds), 'seed')}"
     )
 
 
@@ -50,18 +127,17 @@ def lead(findings: Findings) -> list[str]:
         value = f"{best.value:.0f}" if frontier.measure == "score" else f"{best.value:.1f} %"
         members = listed([point.label for point in frontier.members])
         paragraphs.append(
-            f"The best {frontier.measure} is {value}, by {best.label} at {best.params:.2f} times the parameters of "
-            f"one network. On the frontier of size and {frontier.measure}: {members}."
+            f"The best {frontier.measure} is {value}, by {best.label} at {best.params:.2f} times the parameters of one "
+            f"network. On the frontier of size and {frontier.measure}: {members}."
         )
-    paragraphs += [
-        f"{one.sentence}." for one in findings.comparisons.get("finetune", ()) if one.method == label_of(FULL)
-    ]
+    against = findings.comparisons.get("finetune", ())
+    paragraphs += [f"{one.sentence}." for one in against if one.method == label_of(FULL)]
     if still := [f"{row.label} ({', '.join(row.still)})" for row in table.rows if row.still]:
         paragraphs.append(f"Nothing is concluded from masks that did not move: {listed(still)}.")
     if not table.reference.whole or table.reference.benchmark is None:
         paragraphs.append(table.reference.remark)
     if table.plan.deviations:
-        points = _counted(len(table.plan.deviations), "point")
+        points = counted(len(table.plan.deviations), "point")
         paragraphs.append(
             f"The runs leave the paper's protocol in {points}, listed under What was run: mind that when you compare."
         )
@@ -70,34 +146,10 @@ def lead(findings: Findings) -> list[str]:
     return paragraphs
 
 
-def all_sheets(findings: Findings) -> dict[str, Sheet | None]:
-    """Every table by name; None where there is nothing to show."""
-    table, published = findings.table, findings.published
-    ablations = findings.ablations
-    return {
-        "results": results_sheet(table),
-        "rows": rows_sheet(table),
-        "validation": validation_sheet(table),
-        "published": None if published is None else published_sheet(published),
-        "ahead": comparison_sheet("individual", findings.comparisons.get("finetune", ())),
-        "ahead_full": comparison_sheet("full", findings.comparisons.get(FULL, ())),
-        "search": search_sheet(table.plan),
-        "protocols": protocol_sheet(table),
-        "costs": cost_sheet(table, findings.frontier),
-        "ablation": ablation_sheet(ablations, table) if ablations else None,
-        "forgetting": forgetting_sheet(findings.forgotten, table.plan),
-        "base": base_sheet(findings.forgotten),
-        "layers": anatomy_sheet(findings.layers),
-        "domains": domains_sheet(table.plan),
-    }
-
-
 def left_out_text(findings: Findings) -> str:
     """Which methods the frontier does not have, and why."""
     left_out = [point.label for point in findings.frontier.left_out]
-    if not left_out:
-        return ""
-    return f"Not compared, because masks did not move: {listed(left_out)}."
+    return f"Not compared, because masks did not move: {listed(left_out)}." if left_out else ""
 
 
 def unmoved_text(findings: Findings) -> str:
@@ -106,167 +158,89 @@ def unmoved_text(findings: Findings) -> str:
     return f"Left out, because their masks did not move: {listed(told)}." if told else ""
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
-
-
-_TEMPLATES = Path(__file__).parent / "templates"
-
-
-def benchmark_page(findings: Findings) -> str:
-    """The report as HTML; equal findings give equal text."""
-    import jinja2
-
-    page = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page.filters["listed"] = wording.listed
-    plan = findings.table.plan
-    return page.get_template("benchmark.html.j2").render(
-        findings=findings,
-        plan=plan,
-        sheets=all_sheets(findings),
-        headline=headline(findings),
-        lead=lead(findings),
-        safe=safe_text(findings.forgotten),
-        left_out=left_out_text(findings),
-        unmoved=unmoved_text(findings),
-        facts=plan_facts(plan),
-        recipe=recipe_facts(plan.recipe),
-        drawn=draw(findings),
-        light=palette.variables("light"),
-        dark=palette.variables("dark"),
-    )
-
-
-_CHAPTERS = {
-    "Results": ("results", "rows", "validation", "published"),
-    "Who is ahead of whom": ("ahead", "ahead_full"),
-    "How each method was trained": ("search", "protocols"),
-    "Size against score": ("costs",),
-    "Ablation": ("ablation",),
-    "Forgetting": ("forgetting", "base"),
-    "Masks and scalars by layer": ("layers",),
-}
-
-
-def benchmark_markdown(findings: Findings) -> str:
-    """The report's words and tables."""
-    plan, sheets = findings.table.plan, all_sheets(findings)
-    parts = [f"# {escaped(headline(findings))}", *map(escaped, lead(findings))]
-    words = {
-        "Size against score": left_out_text(findings),
-        "Forgetting": safe_text(findings.forgotten),
-        "Masks and scalars by layer": unmoved_text(findings),
-    }
-    for title, names in _CHAPTERS.items():
-        body = [escaped(words[title])] if words.get(title) else []
-        body += [markdown(sheet) for name in names if (sheet := sheets[name]) is not None]
-        if body:
-            parts += [f"## {title}", *body]
-    parts.append("## What was run")
-    parts.append("\n".join(f"    {line}" for line in plan.command.splitlines()))
-    if plan.deviations:
-        parts.append("Not as in the paper:")
-        parts.append("\n".join(f"- {escaped(deviation)}" for deviation in plan.deviations))
-    domains = sheets["domains"]
-    assert domains is not None  # a plan has domains
-    parts.append(markdown(domains))
-    for title, facts in (
-        ("Plan", plan_facts(plan)),
-        ("Recipe", recipe_facts(plan.recipe)),
-        ("Environment", plan.environment),
-    ):
-        listed = "\n".join(f"- {escaped(name)}: {escaped(text)}" for name, text in facts.items())
-        parts += [f"### {title}", listed]
-    return "\n\n".join(parts) + "\n"
-
-
-PAGE, MARKDOWN, CSV = "report.html", "report.md", "results.csv"
-
-
-def write_report(runs: str | Path, out: str | Path | None = None) -> tuple[Findings, list[Path]]:
-    """Write the three files, each whole or not at all, into `out`, or beside the runs.
-
-    What comes back is what they say, and where they are.
-    """
-    findings = find(read_runs(runs))
-    folder = Path(runs if out is None else out)
-    contents = {  # all are made before any is written
-        PAGE: benchmark_page(findings),
-        MARKDOWN: benchmark_markdown(findings),
-        CSV: results_csv(findings.table),
-    }
-    encoded = {name: text.encode() for name, text in contents.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchmarkError(f"{folder} cannot be made: {error.strerror}; give --out") from error
-    for name, data in encoded.items():
-        write_atomically(folder / name, data)
-    return findings, [folder / name for name in encoded]
-
-
-def results_csv(table: ResultTable) -> str:
-    """One line for each method, direction and domain; empty where nothing is known."""
-    file = io.StringIO()
-    lines = [_line(table, row, column) for row in table.rows for column in table.columns]
-    writer = csv.DictWriter(file, lines[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return file.getvalue()
-
-
-def _line(table: ResultTable, row: ResultRow, column: str) -> dict[str, Any]:
-    plan, accuracy = table.plan, row.accuracy[column]
-    found = list(row.found_on(column).values())
-    points = None if row.score is None else _points(table, row, column)
-    moved = movement(found)
+def all_tables(findings: Findings) -> dict[str, PageTable | None]:
+    """Every table by name; None where there is nothing to show."""
+    table, published, ablations = findings.table, findings.published, findings.ablations
     return {
-        "benchmark": plan.benchmark,
-        "base": plan.base,
-        "method": row.method,
-        "direction": row.direction,
-        "domain": column,
-        "base_own_domain": "yes" if column == table.own else "no",
-        "accuracy_mean": None if accuracy is None else accuracy.mean,
-        "accuracy_sd": None if accuracy is None else accuracy.sd,
-        "seeds": 0 if accuracy is None else accuracy.n,
-        "seeds_planned": len(plan.seeds),
-        "learned_mean": _mean(one.learned for one in found),
-        "val_mean": _mean(one.val_accuracy for one in found),
-        "mean_all_domains": row.mean,
-        "mean_all_domains_sd": None if row.mean_by_seed is None else row.mean_by_seed.sd,
-        "bits_flipped": None if moved is None else moved.flipped,
-        "bits_masked": None if moved is None else moved.masked,
-        "share_moved": None if moved is None else moved.share,
-        "masks_moved": None if moved is None else "no" if moved.is_still else "yes",
-        "chosen": settings_text(plan.chosen(row.method)),
-        "protocol": settings_text(protocol_of(plan, row)),
-        "points": points,
-        "pack_bytes": _mean(one.pack_bytes for one in found),
-        "bits_per_weight": _mean(one.bits_per_weight for one in found),
-        "params": row.params,
-        "params_stored": row.params_stored,
-        "score": None if row.score is None else row.score.score,
-        "score_by_seed_mean": None if row.score_by_seed is None else row.score_by_seed.mean,
-        "score_by_seed_sd": None if row.score_by_seed is None else row.score_by_seed.sd,
-        "score_per_param": row.score_per_param,
-        "seconds_all_domains": row.seconds,
+        "results": results_table(table),
+        "rows": rows_table(table),
+        "validation": validation_table(table),
+        "published": None if published is None else published_table(published),
+        "ahead": comparison_table("individual", findings.comparisons.get("finetune", ())),
+        "ahead_full": comparison_table("full", findings.comparisons.get(FULL, ())),
+        "search": search_table(table.plan),
+        "protocols": protocol_table(table),
+        "costs": cost_table(table, findings.frontier),
+        "ablation": ablation_table(ablations, table) if ablations else None,
+        "forgetting": forgetting_table(findings.forgotten, table.plan),
+        "base": base_table(findings.forgotten),
+        "layers": layers_table(findings.layers),
+        "domains": domains_table(table.plan),
     }
 
 
-def _points(table: ResultTable, row: ResultRow, column: str) -> float:
-    """What a column gives to the score, whatever the benchmark calls it."""
-    assert row.score is not None
-    assert table.reference.benchmark is not None
-    return row.score.per_domain[table.reference.benchmark.find(column)]
+def draw(findings: Findings) -> dict[str, Any]:
+    """The page's figures as SVG, and what they show; empty where there is nothing to draw."""
+    table, frontier = findings.table, findings.frontier
+    lost = {loss.label: loss.mean for loss in findings.forgotten.losses if loss.mean is not None}
+    compared = [one for one in findings.comparisons.get("finetune", ()) if one.mean is not None]
+    done = [row for row in table.rows if row.outcomes]
+    chosen = _shown_first(done)
+    images = {"val": "validation", "test": "test"}.get(table.plan.selection, "training")
+    return {
+        "size": figures.size_against_score(frontier, name="size") if frontier.points else "",
+        "ahead": figures.differences(compared, name="ahead") if compared else "",
+        "lost": figures.points_lost(lost, name="lost") if lost else "",
+        "densities": list(_densities(findings.layers)),
+        "densities_of": which_piggyback(findings.layers),
+        "scalars": list(_scalars(findings.layers)),
+        "curves": list(_curves(table, chosen, images)),
+        "curves_of": f"Accuracy on {images} images after each epoch, and the training loss during it",
+        "curves_without": len(done) - len(chosen),  # methods that they do not show
+    }
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def _densities(summaries: Sequence[LayerSummary]) -> Iterator[Titled]:
+    by_method: dict[str, list[LayerSummary]] = {}
+    for one in summaries:
+        by_method.setdefault(one.label, []).append(one)
+    for label, found in by_method.items():
+        count = -(-len(found) // _MOST_DENSITIES)
+        each = -(-len(found) // count)
+        for start in range(0, len(found), each):
+            stacks = {one.domain: one.layers for one in found[start : start + each]}
+            yield label, figures.density_by_depth(stacks, name=f"density-{found[0].method}-{start}")
+
+
+def _scalars(summaries: Sequence[LayerSummary]) -> Iterator[Titled]:
+    full = [one for one in summaries if one.method == FULL]
+    limit = figures.largest_scalar(layer for one in full for layer in one.layers)
+    for place, one in enumerate(full):
+        yield one.domain, figures.scalars_by_depth(one.layers, name=f"scalars-{place}", limit=limit)
+
+
+def _shown_first(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """The methods that readers compare first, in the plan's order."""
+    rank = {method: place for place, method in enumerate(_CURVES_FIRST)}
+    first = sorted(rows, key=lambda row: rank.get(row.method, len(rank)))[:_MOST_CURVES]
+    return [row for row in rows if row in first]
+
+
+def _curves(table: ResultTable, chosen: Sequence[ResultRow], images: str) -> Iterator[Titled]:
+    for place, domain in enumerate(table.plan.domains):
+        curves = {row.label: _points(row.found_on(domain)) for row in chosen}
+        curves = {label: points for label, points in curves.items() if points}
+        if curves:
+            yield domain, figures.accuracy_and_loss(curves, name=f"curves-{place}", images=images)
+
+
+def _points(found: Mapping[int, DomainOutcome]) -> list[EpochPoint]:
+    """The first seed's epochs, counted through all stages of its training."""
+    points = []
+    for place, epoch in enumerate(found[min(found)].epochs if found else ()):
+        held_out = epoch.get("val_accuracy")
+        accuracy = epoch.get("train_accuracy") if held_out is None else held_out
+        loss = epoch.get("loss")
+        if accuracy is not None and loss is not None:
+            points.append(EpochPoint(place + 1, loss, accuracy))
+    return points

@@ -23,7 +23,7 @@ from polymask.errors import PackError
 from polymask.files import NAME
 from polymask.nets.zoo import load_base
 from polymask.pack.format import inspect, packs_in
-from polymask.report.canvas import variables
+from polymask.report.page_parts import variables
 from polymask.serve import responses as answers
 from polymask.serve.batcher import Observe
 from polymask.serve.engine import Engine
