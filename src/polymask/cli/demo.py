@@ -177,7 +177,9 @@ def _line(result: MethodResult) -> str:
     )
 
 
-def _samples(base: Base, domain: Domain, classes: Sequence[str], test: Loader, count: int = 6) -> Iterator[ExampleImage]:
+def _samples(
+    base: Base, domain: Domain, classes: Sequence[str], test: Loader, count: int = 6
+) -> Iterator[ExampleImage]:
     """What the domain says of test images spread over the whole split, right or wrong."""
     from PIL import Image
 
