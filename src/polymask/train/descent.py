@@ -81,15 +81,14 @@ class _Depthwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        by_input = None
+        by_input = by_weight = by_bias = None
         if ctx.needs_input_grad[0]:
-            by_input, _, _ = torch.ops.aten.convolution_backward(
-                *(gradient, input, weight, None, *ctx.geometry, False, (0, 0), len(weight)), (True, False, False)
-            )
-        by_weight = None
+            layer = (gradient, input, weight, None, *ctx.geometry, False, (0, 0), len(weight))
+            by_input, _, _ = torch.ops.aten.convolution_backward(*layer, (True, False, False))
         if ctx.needs_input_grad[1]:
             by_weight = weight_gradient(gradient, input, weight.shape, *ctx.geometry)
-        by_bias = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[2]:
+            by_bias = gradient.sum((0, 2, 3))
         return by_input, by_weight, by_bias, None, None, None
 
 

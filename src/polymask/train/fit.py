@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,7 +17,6 @@ import torch
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.parts import Objective
 from polymask.core.registry import create_method
 from polymask.errors import LostProcess, NotFinite, TrainingError
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
@@ -70,17 +69,6 @@ class Together(Listener):
             listener.end()
 
 
-class Session:
-    """How the steps of a training are done: by this process alone."""
-
-    def __init__(self, train: Batches, stop: Stop) -> None:
-        self.train, self.stop = train, stop
-
-    def learner(self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None) -> DomainLearner:
-        """What the loop drives."""
-        return DomainLearner(base, domain, recipe, objective)
-
-
 def fit(
     base: Base,
     domain: Domain,
@@ -111,15 +99,19 @@ def fit(
         domain.load_state_dict(run.saved["domain"])
     images = partial(placed_batches, train, base, recipe)
     with stop_signals() as stop:
-        session = Session(train, stop) if ranks is None else ranks.session(train, val, run, stop)
+        batches: Batches = train
+        make_learner: Callable[..., Learner] = DomainLearner
+        if ranks is not None:
+            session = ranks.session(train, val, run, stop)
+            batches, make_learner, stop = session.shard, session.learner, session.stop
         while True:
             with seeded(seed):
                 objective = domain.method.objective(base, domain, images)
             stages = domain.method.stages  # what a method adds beyond them is like the last
             before = sum(earlier.share for earlier in stages[: run.stage])
             stage = recipe.stage(before, *stages[min(run.stage, len(stages) - 1)])
-            learner = session.learner(base, domain, stage, objective)
-            run_epochs(learner, session.train, val, run, listener, session.stop)
+            learner = make_learner(base, domain, stage, objective)
+            run_epochs(learner, batches, val, run, listener, stop)
             domain.restore(run.best or copied(domain.stored()))
             with seeded(seed):
                 following = domain.method.next_stage(base, domain, images)

@@ -23,6 +23,7 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -41,7 +42,7 @@ from polymask.core.domain import Domain
 from polymask.core.parts import Objective
 from polymask.errors import LostProcess, TrainingError
 from polymask.train.descent import descend, set_rates
-from polymask.train.fit import Session, Stop
+from polymask.train.fit import Stop
 from polymask.train.learner import DomainLearner, Step, count_hits, placed
 from polymask.train.predict import Batches
 from polymask.train.ranks import Ranks, Shard, losses_explained
@@ -144,15 +145,19 @@ def _all_but_channels(values: Tensor) -> list[int]:
 _LARGEST = 2.0**14  # of summed gradients in 16 bits, where a number can be 65,504
 
 
-class SharedSession(Session):
+@dataclass(frozen=True)
+class SharedSession:
     """A training of several processes: own pieces of batches, and one stop for all."""
 
-    def __init__(self, ranks: Ranks, shard: Shard, seed: int, asked: Stop) -> None:
-        super().__init__(shard, Stop())
-        self.ranks, self.shard, self.seed, self.asked = ranks, shard, seed, asked
+    ranks: Ranks
+    shard: Shard
+    seed: int
+    asked: Stop  # of this process
+    stop: Stop = field(default_factory=Stop)  # of all
 
-    def learner(self, base: Base, domain: Domain, recipe: Recipe, objective: Objective | None) -> DomainLearner:
-        return SharedLearner(self, base, domain, recipe, objective)
+    def learner(self, *what: Any) -> DomainLearner:
+        """What learns by the steps of all."""
+        return SharedLearner(self, *what)
 
 
 class SharedLearner(DomainLearner):

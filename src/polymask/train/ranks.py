@@ -21,7 +21,7 @@ from polymask.data.loader import Loader
 from polymask.errors import LostProcess, TrainingError
 from polymask.files import digest
 from polymask.train.predict import Batches, count_right, network
-from polymask.train.state import Run, plain
+from polymask.train.state import Run
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -187,7 +187,7 @@ class Ranks:
                 f"batches of {smallest} images give {self.world} processes fewer than two each; "
                 f"give --batch-size {2 * self.world} or more"
             )
-        facts = {name: json.dumps(plain(value)) for name, value in run.identity.items()}
+        facts = {name: json.dumps(value) for name, value in run.identity.items()}
         facts |= {f"{name} (training)": value for name, value in describe(train).items()}
         facts |= {f"{name} (validation)": value for name, value in describe(val).items()}
         facts["the checkpoint to go on from"] = str([run.stage, run.epoch, run.step])
