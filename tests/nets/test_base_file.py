@@ -109,7 +109,7 @@ def test_notes_that_are_not_json_are_refused(file, tmp_path):
     path = tmp_path / "b.safetensors"
     for text in ("{", "[]"):
         save_file(load_file(file), path, {KEY: text})
-        with pytest.raises(pm.BaseError, match="is damaged: its notes are not"):
+        with pytest.raises(pm.BaseError, match="is damaged: its note is not"):
             pm.load_base(path)
 
 

@@ -10,7 +10,7 @@ import pickle
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from polymask import __version__
 from polymask.core.input import InputSpec
 from polymask.core.network import digest_tensors, tensor_bytes
 from polymask.errors import BaseError
-from polymask.files import PACK_KEY, SUFFIX, write_atomically
+from polymask.files import PACK_KEY, SUFFIX, check_fields, json_object, write_atomically
 
-FORMAT = 1
 KEY = "polymask_base"
 ALIGNMENT = 64  # bytes; sums over tensors that are aligned less may differ in the last bit
 _TYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -42,7 +41,7 @@ class BaseNotes:
     recipe: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     library: str = __version__
-    format: int = FORMAT
+    format: int = 1
     sha256: str = ""  # of the tensors
 
     def spec(self) -> InputSpec:
@@ -122,21 +121,8 @@ def check_tensors(path: str | Path, notes: BaseNotes, state: Mapping[str, Tensor
 
 
 def _parsed(path: Path, text: str) -> BaseNotes:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise BaseError(f"{path} is damaged: its notes are not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise BaseError(f"{path} is damaged: its notes are not a JSON object")
-    if content.get("format") != FORMAT:
-        raise BaseError(
-            f"{path} has base format {content.get('format')!r}, polymask {__version__} reads "
-            f"format {FORMAT}; use the version that wrote it ({content.get('library')!r})"
-        )
-    expected = {f.name for f in fields(BaseNotes)}
-    if content.keys() != expected:
-        odd = sorted(content.keys() ^ expected)
-        raise BaseError(f"{path}: its notes lack or do not know {', '.join(map(repr, odd))}")
+    content = json_object(path, text, "note", BaseError)
+    check_fields(path, content, BaseNotes, "base", BaseError)
     kinds: dict[str, type] = {"net": str, "sha256": str, "library": str, "classes": list}
     kinds |= {"input": dict, "recipe": dict, "metrics": dict}
     for name, kind in kinds.items():

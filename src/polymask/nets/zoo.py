@@ -34,13 +34,10 @@ def build(
 
     A file's classifier may have any number of classes; `classes` is that of a random network's.
     """
-    if weights is not None:
-        return _from_weights(name, Path(weights), device)
-    with torch.device(device or "cpu"):
-        return _build(name, pretrained, classes)
-
-
-def _from_weights(name: str, path: Path, device: torch.device | str | None) -> Built:
+    if weights is None:
+        with torch.device(device or "cpu"):
+            return _build(name, pretrained, classes)
+    path = Path(weights)
     state, notes = read_state(path), notes_in(path)
     if notes is not None and notes.net != name:
         raise BaseError(f"{path} holds {notes.net}, not {name}; load it by its path alone")

@@ -22,13 +22,13 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polymask import __version__
 from polymask.errors import FileError, PackError
-from polymask.files import PACK_KEY, SUFFIX, write_atomically
+from polymask.files import PACK_KEY, SUFFIX, check_fields, json_object, write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,9 +74,7 @@ def _deflate(data: bytes, strategy: int) -> bytes:
     return stream.compress(data.translate(_RANK)) + stream.flush()
 
 
-FORMAT = 1
 _HEADER_LIMIT = 8 << 20  # bytes
-_DIGITS = 19  # of a whole number: what fits in 64 bits
 _TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "U8": "u1", "I64": "<i8"}
 
 
@@ -112,7 +110,7 @@ class Manifest:
     metrics: dict[str, Any] = field(default_factory=dict)
     bits: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> shape, codec
     library: str = __version__
-    format: int = FORMAT
+    format: int = 1
     sha256: str = ""
 
 
@@ -217,51 +215,17 @@ def _parse(path: str | Path, data: bytes, size: int) -> tuple[Manifest, dict[str
     (length,) = struct.unpack_from("<Q", data)
     if length > min(_HEADER_LIMIT, size - 8):
         raise PackError(f"{path} is not a pack: its header would be {length} bytes long")
-    header = _json(path, data[8 : 8 + length])
+    header = json_object(path, data[8 : 8 + length], "header", PackError)
     metadata = header.pop("__metadata__", None)
     text = metadata.get(PACK_KEY) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise PackError(f"{path} is a safetensors file but not a polymask pack: it has no manifest")
-    content = _json(path, text)
-    if content.get("format") != FORMAT:
-        raise PackError(
-            f"{path} has pack format {content.get('format')!r}, polymask {__version__} reads "
-            f"format {FORMAT}; use the version that wrote it ({content.get('library')!r})"
-        )
+    content = json_object(path, text, "manifest", PackError)
     return _manifest(path, content), content, header
 
 
-def _json(path: str | Path, text: str | bytes) -> dict[str, Any]:
-    """An object of JSON whose numbers are finite and whose texts can be written as UTF-8."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    def number(digits: str) -> float:
-        if not math.isfinite(value := float(digits)):
-            raise ValueError(f"{digits[:20]} is too large")
-        return value
-
-    def whole(digits: str) -> int:
-        if len(digits.lstrip("-")) > _DIGITS:
-            raise ValueError(f"{digits[:20]}… is too large")
-        return int(digits)
-
-    try:
-        value = json.loads(text, parse_constant=refuse, parse_float=number, parse_int=whole)
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on half a character
-    except (ValueError, RecursionError) as error:
-        raise PackError(f"{path} is damaged: its header is not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise PackError(f"{path} is damaged: its header is not a JSON object")
-    return value
-
-
 def _manifest(path: str | Path, content: dict[str, Any]) -> Manifest:
-    expected = {f.name for f in fields(Manifest)}
-    if content.keys() != expected:
-        odd = sorted(content.keys() ^ expected)
-        raise PackError(f"{path}: the manifest lacks or does not know {', '.join(map(repr, odd))}")
+    check_fields(path, content, Manifest, "pack", PackError)
 
     def expect(name: str, good: bool, what: str) -> None:
         if not good:
