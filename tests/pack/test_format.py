@@ -329,7 +329,7 @@ def test_a_folder_is_made_for_a_pack(domain, base, tmp_path):
 
 def test_a_folder_that_cannot_be_made_and_a_missing_file_are_named(domain, base, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(pm.PackError, match="cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(pm.PackError, match=r"cannot be written: (Not a directory|File exists)"):
         domain.save(tmp_path / "file" / "d.safetensors")
     with pytest.raises(pm.PackError, match="cannot be read: No such file"):
         pm.load_domain(tmp_path / "nothing.safetensors", base)
