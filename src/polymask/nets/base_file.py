@@ -144,8 +144,10 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
         raise BaseError(f"no weights at {path}; give the path of a state dict")
     try:
         if path.suffix == SUFFIX:
-            # Copies: what stays mapped to the file would change, or be gone, with it.
-            return {name: tensor.clone() for name, tensor in load_file(path).items()}
+            tensors = load_file(path)
+            # What stays mapped to a file changes with it: only files that nobody may write are shared like that.
+            shared = not path.stat().st_mode & 0o222
+            return tensors if shared else {name: tensor.clone() for name, tensor in tensors.items()}
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BaseError(f"{path} is not an intact safetensors file: {error}") from error
