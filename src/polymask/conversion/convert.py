@@ -75,12 +75,11 @@ def convert(
 ) -> Converted:
     """Turn a network that was fine-tuned from `base` into a domain of about one bit a weight.
 
-    `state` is its state dict, or the file of one (.safetensors, or a .pth that holds tensors only).
-    `classes` names its outputs in order; without it the names are those of `data`, or numbers.
-    `side` is the size in pixels that it was trained at, if not the base's. With `data`, its norms'
-    `statistics` are gathered from the images ("auto": where that brings the outputs nearer on
-    val), and `steps` steps at `rate` refine the scales; no label is used. With `train_masks` the
-    domain then learns on as `affine-full`, by the labels and the recipe.
+    `state` is its state dict, or the file of one (.safetensors, or a .pth that holds tensors only). `classes` names
+    its outputs in order; without it the names are those of `data`, or numbers. `side` is the size in pixels that it
+    was trained at, if not the base's. With `data`, its norms' `statistics` are gathered from the images ("auto": where
+    that brings the outputs nearer on val), and `steps` steps at `rate` refine the scales; no label is used. With
+    `train_masks` the domain then learns on as `affine-full`, by the labels and the recipe.
     """
     recipe = recipe_at(base, recipe, side)
     if statistics not in get_args(Statistics):

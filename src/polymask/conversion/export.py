@@ -69,10 +69,9 @@ def export_domain(
 ) -> Exported:
     """Write a domain's merged network for other runtimes: images (N, …) in, logits out, any N.
 
-    The network takes float images that are scaled already, or `with_normalisation` the pixels
-    themselves, uint8. `check` runs what was exported (onnxruntime, or torch.export's own loader) on
-    `images`, uint8 pixels of the domain's shape (made ones where none are given), in batches and
-    one alone; it is written only if
+    The network takes float images that are scaled already, or `with_normalisation` the pixels themselves, uint8.
+    `check` runs what was exported (onnxruntime, or torch.export's own loader) on `images`, uint8 pixels of the
+    domain's shape (made ones where none are given), in batches and one alone; it is written only if
 
         max |logits - PyTorch's| <= 1e-4 max(1, max |PyTorch's|)
 

@@ -12,11 +12,10 @@ Affine masks that go on learning from where a one-bit domain stands:
 
     k0 = 1,  k1 = -α,  k2 = 2α,  k3 = 0,        R = ±r max(1, 40 |Δ| / mean |Δ|),  + where M = 1
 
-gives W~ of the one-bit domain to the bit. r is the rate of the masks. A step of Adam moves a score
-by about r whatever its gradient, so a weight whose fine-tuning moved it as far as the mean flips
-after some 40 steps that all ask for it, and one that hardly moved, of which the sign says least,
-after one. Scores of a fresh domain are one or two steps from the threshold: in noise alone half of
-the signs would be lost before the gradients mean anything.
+gives W~ of the one-bit domain to the bit. r is the rate of the masks. A step of Adam moves a score by about r whatever
+its gradient, so a weight whose fine-tuning moved it as far as the mean flips after some 40 steps that all ask for it,
+and one that hardly moved, of which the sign says least, after one. Scores of a fresh domain are one or two steps from
+the threshold: in noise alone half of the signs would be lost before the gradients mean anything.
 """
 
 import math

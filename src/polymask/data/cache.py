@@ -162,9 +162,8 @@ def cache_domain(
 ) -> DomainCache:
     """Decode a domain's labelled images, or raise one DataError that names all the damaged ones.
 
-    With `folder` the pixels are kept in files there, mapped into memory, and found again by the
-    next run unless an image has changed. Without it they are held in memory: the first `memory`
-    bytes of them, or all.
+    With `folder` the pixels are kept in files there, mapped into memory, and found again by the next run unless an
+    image has changed. Without it they are held in memory: the first `memory` bytes of them, or all.
     """
     splits, shrink = list(data.splits().values()), shrink_of(replace(spec, squash=data.squash))
     caches = cache_splits(splits, shrink, folder=folder, memory=memory, workers=workers, progress=progress)

@@ -30,10 +30,9 @@ class Submission:
 class DomainData:
     """A domain's images: train, val and test, with class names.
 
-    `test` is None when the source has no labelled test images. `mirror` allows left-right mirroring
-    in training. `squash` asks for whole images resized to the network's square, aspect ratio lost,
-    as ImageNet-to-Sketch does with its cropped sets. `notes` says what the source decided or left
-    out, one sentence each, for a log.
+    `test` is None when the source has no labelled test images. `mirror` allows left-right mirroring in training.
+    `squash` asks for whole images resized to the network's square, aspect ratio lost, as ImageNet-to-Sketch does with
+    its cropped sets. `notes` says what the source decided or left out, one sentence each, for a log.
     """
 
     name: str
@@ -171,8 +170,7 @@ Parts = tuple[Split, Split, Split | None]  # train, val and test
 def complete(parts: Mapping[str, Split], seed: int, name: str) -> tuple[Parts, list[str]]:
     """Cut the parts that a source lacks out of its train, and say so.
 
-    Train alone is cut 70 / 15 / 15; train with test gives 15 % of itself to val; train with val
-    has no test.
+    Train alone is cut 70 / 15 / 15; train with test gives 15 % of itself to val; train with val has no test.
     """
     if "val" in parts:
         return (parts["train"], parts["val"], parts.get("test")), []

@@ -11,15 +11,14 @@ I. Fonts are held out by family, since a bold or slanted cut of a font is nearly
 Fonts of symbols are not used. Size, place, slant and the greys of ink and paper vary; they depend
 on the letter, the font and the number of the drawing alone, so the domain is always the same.
 
-`solar-cells` are 2,624 electroluminescence photos of elpv-dataset, in two classes. Experts judged
-each cell functional or defective, and said whether they were sure: a defect probability of 0 (1,508
-cells), 1/3 (295), 2/3 (106) or 1 (715). We take the judgement and leave the doubt: below one half is
-"functional" (68.7 % of the cells), above is "defective". All photos are kept: dropping the unsure
-ones would make the domain easier than the work it stands for. Papers differ in how they label the
-unsure cells, so accuracies here cannot be set beside published ones (Deitsch et al., Solar Energy
-2019: 88.4 % with a CNN, 75 % for train). A quarter is test, and 15 % of the rest is val, in
-proportion to probability and cell type. Cells of one module may fall on both sides, since the
-dataset does not say which module a cell is from.
+`solar-cells` are 2,624 electroluminescence photos of elpv-dataset, in two classes. Experts judged each cell functional
+or defective, and said whether they were sure: a defect probability of 0 (1,508 cells), 1/3 (295), 2/3 (106) or 1
+(715). We take the judgement and leave the doubt: below one half is "functional" (68.7 % of the cells), above is
+"defective". All photos are kept: dropping the unsure ones would make the domain easier than the work it stands for.
+Papers differ in how they label the unsure cells, so accuracies here cannot be set beside published ones (Deitsch et
+al., Solar Energy 2019: 88.4 % with a CNN, 75 % for train). A quarter is test, and 15 % of the rest is val, in
+proportion to probability and cell type. Cells of one module may fall on both sides, since the dataset does not say
+which module a cell is from.
 """
 
 from __future__ import annotations
@@ -159,9 +158,8 @@ def load_data(
     * `torchvision:NAME` or `hf:NAME`: kept in `root`, downloaded unless `download` is False;
     * `digits`, `letters`, `solar-cells`: these come with pip (`./digits` is a folder).
 
-    `seed` rules the cuts that a source needs, and `limit`: at most so many training images, in
-    proportion to the classes. `classes` keeps the first so many of those. `mirror` overrides
-    whether training may mirror images.
+    `seed` rules the cuts that a source needs, and `limit`: at most so many training images, in proportion to the
+    classes. `classes` keeps the first so many of those. `mirror` overrides whether training may mirror images.
     """
     if seed < 0 or (limit is not None and limit < 1):
         raise DataError(f"seed {seed} and limit {limit}: give a seed from 0 and a limit from 1")

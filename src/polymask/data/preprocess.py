@@ -1,9 +1,8 @@
 """From an image to what the network sees, with torchvision's v2 functions on uint8.
 
-One `Preprocess` feeds training, evaluation, serving and export: an image is decoded and made small,
-a crop of it is cut, and the crops of a batch are scaled. A crop takes uint8 (3, H, W) to uint8
-(3, side, side); all randomness comes from the generator that it is given, so a sample depends on
-nothing else.
+One `Preprocess` feeds training, evaluation, serving and export: an image is decoded and made small, a crop of it is
+cut, and the crops of a batch are scaled. A crop takes uint8 (3, H, W) to uint8 (3, side, side); all randomness comes
+from the generator that it is given, so a sample depends on nothing else.
 """
 
 from __future__ import annotations

@@ -71,9 +71,8 @@ class MergedCache:
     def use(self, name: str, domain: Domain | Callable[[], Domain]) -> Iterator[Network]:
         """What runs the domain: its merged network, or itself if it cannot be merged.
 
-        `domain` may be a function that gives it, called only if the network is cold. Threads that
-        ask for the same cold name wait for one merge, and share its failure if it fails. What is
-        given is good within the `with` only.
+        `domain` may be a function that gives it, called only if the network is cold. Threads that ask for the same
+        cold name wait for one merge, and share its failure if it fails. What is given is good within the `with` only.
         """
         entry = self._take(name, domain)
         try:

@@ -206,13 +206,12 @@ def load_base(
 ) -> Base:
     """Load, freeze and survey a network.
 
-    `source` is a module, or one of "efficientnet-lite0", "decathlon-resnet26",
-    "decathlon-wrn28", "resnet18-64", "timm:NAME", "torchvision:NAME", or the path of a file that
-    `pretrain` wrote, which knows its network and how to feed it. `weights` is a state dict
-    in a file (safetensors, or a .pth that holds tensors only). `classifier` names the module that
-    the domains' heads stand in for ("auto" finds it, None means that the network has none).
-    `include` and `exclude` are patterns (* and ?) over site names. `device="meta"` with
-    `pretrained=False` gives the structure alone, which is all that accounting needs.
+    `source` is a module, or one of "efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28", "resnet18-64",
+    "timm:NAME", "torchvision:NAME", or the path of a file that `pretrain` wrote, which knows its network and how to
+    feed it. `weights` is a state dict in a file (safetensors, or a .pth that holds tensors only). `classifier` names
+    the module that the domains' heads stand in for ("auto" finds it, None means that the network has none). `include`
+    and `exclude` are patterns (* and ?) over site names. `device="meta"` with `pretrained=False` gives the structure
+    alone, which is all that accounting needs.
     """
     if isinstance(source, nn.Module):
         net, spec, label = source, _timm_input(source), type(source).__name__.lower()

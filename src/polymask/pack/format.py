@@ -1,17 +1,15 @@
 """The pack: a domain's file, safetensors with a JSON manifest. See docs/pack-format.md.
 
-Bits are stored raw, Huffman-coded or by LZMA, whichever is smallest. Raw costs one bit an element,
-so nothing ever costs more. A mask of independent bits has no
-repetitions to find: Huffman codes over its bytes come within 2 % of the entropy where ones and
-zeros are up to nine to one, and LZMA's adaptive coder is better where they are more uneven.
+Bits are stored raw, Huffman-coded or by LZMA, whichever is smallest. Raw costs one bit an element, so nothing ever
+costs more. A mask of independent bits has no repetitions to find: Huffman codes over its bytes come within 2 % of the
+entropy where ones and zeros are up to nine to one, and LZMA's adaptive coder is better where they are more uneven.
 
 Bytes with equally many ones are about equally likely, so their Huffman codes are equally long.
 Numbering the bytes by that count before they are coded puts equal code lengths side by side,
 where deflate's tables, one per 32 KiB, cost least.
 
-This module knows the file and nothing of domains or methods. Reading a manifest needs neither
-torch nor numpy. Every tensor and the manifest are covered by one sha256, so a damaged pack is
-found before any of it is used.
+This module knows the file and nothing of domains or methods. Reading a manifest needs neither torch nor numpy. Every
+tensor and the manifest are covered by one sha256, so a damaged pack is found before any of it is used.
 """
 
 import hashlib

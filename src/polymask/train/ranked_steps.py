@@ -1,15 +1,13 @@
 """Steps that several processes do together: gradients by torch's DistributedDataParallel, norms over all ranks.
 
-DistributedDataParallel sums the gradients of what a domain learns in buckets, while the backward
-pass still makes others, so that on GPUs and slow networks most of the traffic costs no time. It
-knows only what learns: the base adds no traffic. Each rank's loss is weighted by its share of the
-batch, and buckets are summed, not averaged, so pieces may differ in size. Statistics of norms are
-combined here, not by it.
+DistributedDataParallel sums the gradients of what a domain learns in buckets, while the backward pass still makes
+others, so that on GPUs and slow networks most of the traffic costs no time. It knows only what learns: the base adds
+no traffic. Each rank's loss is weighted by its share of the batch, and buckets are summed, not averaged, so pieces may
+differ in size. Statistics of norms are combined here, not by it.
 
-Torch's own SyncBatchNorm works on GPUs only, and replaces layers. Here nothing is replaced: while
-`SyncNorms` is on, every call of `F.batch_norm` in training mode, by whatever layer, takes its
-statistics over all ranks. With n images' worth of values, dy the gradient of y and all sums over
-all ranks:
+Torch's own SyncBatchNorm works on GPUs only, and replaces layers. Here nothing is replaced: while `SyncNorms` is on,
+every call of `F.batch_norm` in training mode, by whatever layer, takes its statistics over all ranks. With n images'
+worth of values, dy the gradient of y and all sums over all ranks:
 
     mean = Σ x / n            var = Σ (x - mean)² / n          y = (x - mean) / √(var + eps) · w + b
     dx = w / √(var + eps) · (dy - Σ dy / n - (x - mean) / (var + eps) · Σ dy (x - mean) / n)
@@ -52,8 +50,7 @@ from polymask.train.recipe import Recipe
 class SyncNorms(TorchFunctionMode):
     """While it is on, batch norms in training mode work on the batch of all ranks.
 
-    Images of a shard that do not count, but keep a rank in step, are normalised like the others,
-    and change nothing.
+    Images of a shard that do not count, but keep a rank in step, are normalised like the others, and change nothing.
     """
 
     def __init__(self, ranks: Ranks, shard: Shard) -> None:

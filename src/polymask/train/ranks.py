@@ -35,9 +35,8 @@ _SAMPLED = 50  # images that stand for all when data is compared
 class Shard:
     """The pieces of a rank, for training.
 
-    Batch norm needs two images. So where a batch has fewer than two for each rank, every rank runs
-    the whole of it, and only rank 0's counts. `counted` is the number of images of the batch given
-    last that count.
+    Batch norm needs two images. So where a batch has fewer than two for each rank, every rank runs the whole of it,
+    and only rank 0's counts. `counted` is the number of images of the batch given last that count.
     """
 
     def __init__(self, whole: Batches, rank: int, world: int) -> None:

@@ -37,15 +37,13 @@ class RecipeError(PolymaskError):
 class Recipe:
     """How a domain is trained.
 
-    Masks, scalars, adapters and norms learn at `rate`, whole weights (fine-tuning) at
-    `weight_rate`, both by `optimiser`; the head at `head_rate`. Scalars of a site may have a
-    `scalar_rate` of their own. Decay (an L2 penalty, through the gradient) has a number for
-    each group: `transform_decay` for adapters and scalars, `weight_decay` for whole weights
-    (W~, not its change), `head_decay` for the head; scores of masks and norms never decay. All
-    rates are multiplied by `drop_factor` at the start of each epoch in `drops` (counted from
-    0), or follow half a cosine; they rise linearly over the first `warmup` epochs, at most half
-    of all. A crop covers a share in `crop_scale` of the image's area; (1, 1) gives crops of the
-    network's size at random places.
+    Masks, scalars, adapters and norms learn at `rate`, whole weights (fine-tuning) at `weight_rate`, both by
+    `optimiser`; the head at `head_rate`. Scalars of a site may have a `scalar_rate` of their own. Decay (an L2
+    penalty, through the gradient) has a number for each group: `transform_decay` for adapters and scalars,
+    `weight_decay` for whole weights (W~, not its change), `head_decay` for the head; scores of masks and norms never
+    decay. All rates are multiplied by `drop_factor` at the start of each epoch in `drops` (counted from 0), or follow
+    half a cosine; they rise linearly over the first `warmup` epochs, at most half of all. A crop covers a share in
+    `crop_scale` of the image's area; (1, 1) gives crops of the network's size at random places.
 
     A whole network (`pretrain`) learns by one optimiser: `optimiser`, `momentum` and `rate`, with
     `weight_decay` on everything. The other rates and all that says head or norms is for domains.
