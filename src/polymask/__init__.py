@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     )
     from polymask.library.model import DomainModel, MultiDomainModel
     from polymask.methods.affine.formula import set_kernels
-    from polymask.nets.torchvision_guard import import_torchvision
-    from polymask.nets.zoo import load_base
+    from polymask.nets.zoo import import_torchvision, load_base
     from polymask.pack.format import inspect
     from polymask.pack.storing import load_domain
     from polymask.report.card import push
@@ -69,8 +68,7 @@ _HOME = {
     "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
     "library.model": "DomainModel MultiDomainModel",
     "methods.affine.formula": "set_kernels",
-    "nets.torchvision_guard": "import_torchvision",
-    "nets.zoo": "load_base",
+    "nets.zoo": "import_torchvision load_base",
     "pack.format": "inspect",
     "pack.storing": "load_domain",
     "report.card": "push",

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import polymask as pm
 from image_folders import draw_image, make_folder
 from polymask.cli import main, report
-from polymask.nets.torchvision_guard import import_torchvision
+from polymask.nets.zoo import import_torchvision
 
 SMALL = ["--data", "pictures", "--side", "32", "--epochs", "2"]
 

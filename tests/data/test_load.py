@@ -8,7 +8,7 @@ import pytest
 from polymask.data.load import load_data
 from polymask.data.split import require_vision
 from polymask.errors import DataError
-from polymask.nets.torchvision_guard import import_torchvision
+from polymask.nets.zoo import import_torchvision
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_importing_the_data_package_imports_nothing_heavy_but_torch() -> None:
 
 def test_torchvision_imports_beside_any_torch_and_only_once() -> None:
     code = (
-        "from polymask.nets.torchvision_guard import import_torchvision;"
+        "from polymask.nets.zoo import import_torchvision;"
         "first = import_torchvision(); assert import_torchvision() is first;"
         "import torchvision.transforms.v2"
     )
@@ -67,7 +67,7 @@ def test_torchvision_is_imported_with_values_whatever_the_callers_device(tmp_pat
     stand_in.parent.mkdir()
     stand_in.write_text("import torch; HALF = (torch.ones(1) / 2).item()")
     code = (
-        "import sys, torch; from polymask.nets.torchvision_guard import import_torchvision;"
+        "import sys, torch; from polymask.nets.zoo import import_torchvision;"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "with torch.device('meta'): assert import_torchvision().HALF == 0.5"
     )

@@ -20,7 +20,7 @@ from polymask.data.preprocess import (
 )
 from polymask.data.split import ArraySplit
 from polymask.errors import BaseError, DataError
-from polymask.nets.torchvision_guard import import_torchvision
+from polymask.nets.zoo import import_torchvision
 from polymask.train.recipe import get_recipe
 
 import_torchvision()

