@@ -22,7 +22,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("completion") / "polymask.bash"
-    path.write_text(SCRIPTS["bash"](VERBS))
+    path.write_text(SCRIPTS["bash"]())
     return path
 
 
@@ -99,7 +99,7 @@ def test_a_script_says_where_it_goes_and_is_sound(shell, tmp_path, capsys):
 
 
 def test_fish_gets_a_line_for_every_verb_and_option(capsys):
-    text = SCRIPTS["fish"](VERBS)
+    text = SCRIPTS["fish"]()
     assert all(line.startswith(("complete -c polymask -n ", "#")) for line in text.splitlines())
     for name, verb in VERBS.items():
         assert f"-n __fish_use_subcommand -f -a {name} -d '" in text
@@ -112,5 +112,5 @@ def test_fish_gets_a_line_for_every_verb_and_option(capsys):
 def test_the_script_is_printed_as_it_is_however_narrow_the_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "20")
     assert main(["completion", "bash"]) == 0
-    assert capsys.readouterr().out == SCRIPTS["bash"](VERBS)
-    assert str(Path.home()) not in SCRIPTS["bash"](VERBS)
+    assert capsys.readouterr().out == SCRIPTS["bash"]()
+    assert str(Path.home()) not in SCRIPTS["bash"]()

@@ -42,7 +42,7 @@ def test_show_imports_nothing_heavy_and_no_other_verb(pack):
     modules, printed = modules_of("show", pack)
     assert "affine-full" in printed
     assert not modules & HEAVY
-    others = {f"polymask.cli.{module}" for module in VERBS.modules.values() if module != "parser"}
+    others = {f"polymask.cli.{module}" for module in VERBS.data.values() if module != "parser"}
     assert modules & others == {"polymask.cli.packs"}
     # What tyro needs only for types that our verbs need not have, and it is most of the time.
     assert not modules & {"typeguard", "asyncio", "unittest"}

@@ -143,6 +143,9 @@ class BenchmarkVerb(BaseVerb):
             suite = suite.only(_listed("domains", self.domains))
         if self.submission and suite.name != "decathlon":
             raise BenchmarkError(f"{suite.name} has no submissions; leave out --submission")
+        directions = _listed("orders", self.orders)
+        if not set(directions) <= {"down", "up"}:
+            raise BenchmarkError(f"--orders {self.orders}: give down, up, or both")
         recipe = get_recipe(self.recipe or suite.recipe, **given_fields(self.changes))
         return Request(
             suite=suite,
@@ -151,7 +154,7 @@ class BenchmarkVerb(BaseVerb):
             seeds=_seeds(self.seeds),
             protocol=Protocol(recipe, self.selection, self.crops, self.limit, _counts(self.classes), self.labels),
             out=self.out,
-            directions=_directions(self.orders),
+            directions=directions,
             cache=self.cache,
             ladders=tuple(read_ladder(text) for text in self.tune),
             search_on=() if self.tune_on is None else _listed("tune-on", self.tune_on),
@@ -199,10 +202,3 @@ def _counts(text: str | None) -> tuple[tuple[str, int], ...]:
             raise BenchmarkError(f"--classes has {part!r}; give 50, or cubs=50,flowers=20")
         found.append((domain, int(count)))
     return tuple(found)
-
-
-def _directions(text: str) -> tuple[str, ...]:
-    names = _listed("orders", text)
-    if not set(names) <= {"down", "up"}:
-        raise BenchmarkError(f"--orders {text}: give down, up, or both")
-    return names

@@ -147,8 +147,8 @@ def _output_rows(result: dict[str, Any]) -> list[list[str]]:
         ["same first class", f"{after['agreement']:.1f} % (before {before['agreement']:.1f} %)"],
     ]
     if after["pack_accuracy"] is not None:
-        both = f"{after['pack_accuracy']:.2f} %, of the checkpoint {after['checkpoint_accuracy']:.2f} %"
-        rows.append(["accuracy", both])
+        pack, checkpoint = after["pack_accuracy"], after["checkpoint_accuracy"]
+        rows.append(["accuracy", f"{pack:.2f} %, of the checkpoint {checkpoint:.2f} %"])
     return rows
 
 

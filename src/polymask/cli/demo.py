@@ -56,15 +56,6 @@ DOMAINS = (
 )
 
 
-@dataclass(frozen=True)
-class Probed:
-    """A domain as it was right after its training."""
-
-    result: DomainResult
-    images: Tensor  # some test images, as the network sees them
-    answer: Tensor  # the domain's logits for them
-
-
 def run_demo(
     out: Path, seed: int, console: "Console", listener_of: Callable[[str], Listener], command: str
 ) -> DemoResult:
@@ -82,15 +73,15 @@ def run_demo(
 
     model = MultiDomainModel(base, library=out)
     results = []
-    for one in learned:
-        again = model(one.images, domain=one.result.name)
-        same = isinstance(again, Tensor) and torch.equal(again, one.answer)
-        results.append(replace(one.result, unchanged=same))
+    for result, probe, before_others in learned:
+        again = model(probe, domain=result.name)
+        same = isinstance(again, Tensor) and torch.equal(again, before_others)
+        results.append(replace(result, unchanged=same))
     settings = {"seed": str(seed), "recipe": "quick, the same for every method"}
     for domain in DOMAINS:
         budget = f"{domain.images} training images at most, {domain.epochs} epochs at {domain.side} px"
         settings[domain.source] = budget
-    result = DemoResult(
+    demo = DemoResult(
         base="EfficientNet-Lite0",
         base_parameters=parameters,
         base_bytes=sum(t.numel() * t.element_size() for _, t in named_tensors(base.net)),
@@ -108,15 +99,15 @@ def run_demo(
         method=METHOD,
         command=command,
     )
-    write_atomically(out / "result.json", json.dumps(result.to_json(), indent=1).encode())
-    write_demo_report(out / "report.html", result)
-    return result
+    write_atomically(out / "result.json", json.dumps(demo.to_json(), indent=1).encode())
+    write_demo_report(out / "report.html", demo)
+    return demo
 
 
 def _learn(
     base: Base, shown: DemoDomain, out: Path, seed: int, console: "Console", listener_of: Callable[[str], Listener]
-) -> Probed:
-    """Train the domain and its rivals with the same budget."""
+) -> tuple[DomainResult, Tensor, Tensor]:
+    """Train the domain and its rivals with the same budget; some test images, and the domain's logits for them."""
     data = load_data(shown.source, seed=seed, limit=shown.images)
     recipe = get_recipe("quick", epochs=shown.epochs, side=shown.side)
     loaders = make_loaders(data, base.input, recipe, seed=seed)
@@ -129,8 +120,13 @@ def _learn(
     for method in (*RIVALS, METHOD):
         began = time.perf_counter()
         learned = learn(base, data, method, recipe, loaders=loaders, seed=seed, listener=listener_of(method))
-        results.append(_measured(base, method, learned, out, data.name, time.perf_counter() - began))
-        console.print(_line(results[-1]))
+        measured = _measured(base, method, learned, out, data.name, time.perf_counter() - began)
+        results.append(measured)
+        console.print(
+            f"  [{'bold' if method == METHOD else 'dim'}]{method:16s} {measured.test_accuracy:6.2f} % of test images   "
+            f"{measured.bytes / 1e6:6.2f} MB   {measured.bits_per_weight:5.2f} bits a weight   "
+            f"{measured.seconds:4.0f} s[/]"
+        )
     domain = learned.domain  # of METHOD, which comes last
     probe, _ = next(loaders.test.batches())
     with torch.no_grad():
@@ -142,12 +138,12 @@ def _learn(
         train_images=len(data.train),
         test_images=len(loaders.test.cache),
         methods=tuple(results),
-        predictions=tuple(_samples(base, domain, data.classes, loaders.test)),
+        predictions=tuple(_examples(base, domain, data.classes, loaders.test)),
         layers=layer_statistics(domain),
         unchanged=False,
         components=component_bits(domain),
     )
-    return Probed(result, probe, answer)
+    return result, probe, answer
 
 
 def _measured(base: Base, method: str, learned: Learned, out: Path, name: str, seconds: float) -> MethodResult:
@@ -168,23 +164,12 @@ def _measured(base: Base, method: str, learned: Learned, out: Path, name: str, s
     )
 
 
-def _line(result: MethodResult) -> str:
-    style = "bold" if result.method == METHOD else "dim"
-    return (
-        f"  [{style}]{result.method:16s} {result.test_accuracy:6.2f} % of test images   "
-        f"{result.bytes / 1e6:6.2f} MB   {result.bits_per_weight:5.2f} bits a weight   "
-        f"{result.seconds:4.0f} s[/]"
-    )
-
-
-def _samples(
-    base: Base, domain: Domain, classes: Sequence[str], test: Loader, count: int = 6
-) -> Iterator[ExampleImage]:
+def _examples(base: Base, domain: Domain, classes: Sequence[str], test: Loader) -> Iterator[ExampleImage]:
     """What the domain says of test images spread over the whole split, right or wrong."""
     from PIL import Image
 
     net = domain.merged(base)
-    for index in torch.linspace(0, len(test.cache) - 1, count).round().int().tolist():
+    for index in torch.linspace(0, len(test.cache) - 1, 6).round().int().tolist():
         image = test.cache.image(index)
         crop = test.transform.crop(image, np.random.default_rng(0))
         shares = logits(net, base.placed(test.transform.batch([crop]))).softmax(1)[0]

@@ -177,12 +177,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
         if self.kernels is not None:
             set_kernels(self.kernels)
         base = self.open_base(self.base)
-        self.announce(
-            self.name,
-            data,
-            f"base {base.name}, method {self.method}, recipe {recipe.name} ({recipe.epochs} epochs "
-            f"at {recipe.input(base.input).side} px), seed {self.seed}, library {self.out}",
-        )
+        chosen = f"recipe {recipe.name} ({recipe.epochs} epochs at {recipe.input(base.input).side} px)"
+        choices = f"base {base.name}, method {self.method}, {chosen}, seed {self.seed}, library {self.out}"
+        self.announce(self.name, data, choices)
         if self.ranks is not None:
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)

@@ -106,6 +106,7 @@ class EvaluateVerb(PackVerb):
 
     def run(self) -> dict[str, Any]:
         from polymask.data.cache import cache_splits
+        from polymask.data.images import some
         from polymask.data.load import load_data
         from polymask.data.loader import Loader
         from polymask.data.preprocess import eval_transform
@@ -117,9 +118,10 @@ class EvaluateVerb(PackVerb):
             raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(splits)}")
         base, domain = self.open_domain()
         if list(data.classes) != domain.classes:
+            theirs, ours = some(list(data.classes), 4), some(domain.classes or [], 4)
             raise DomainError(
-                f"the classes of {self.data} ({_some(data.classes)}) are not those of the domain "
-                f"({_some(domain.classes or [])}); evaluate on images of the same classes"
+                f"the classes of {self.data} ({theirs}) are not those of the domain ({ours}); "
+                "evaluate on images of the same classes"
             )
         preprocess = eval_transform(data, domain.input)
         (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
@@ -129,11 +131,6 @@ class EvaluateVerb(PackVerb):
     def present(self, result: dict[str, Any], console: "Console") -> None:
         accuracy = result[f"{self.split}_accuracy"]
         console.print(f"{accuracy:.2f} % of {result['images']:,} {self.split} images")
-
-
-def _some(names: Any) -> str:
-    names = list(names)
-    return ", ".join(names[:4]) + (f" … {len(names)} in all" if len(names) > 4 else "")
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,8 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -20,44 +21,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Verbs(Mapping[str, type[Verb]]):
-    """Verbs by name, in the order of the help; each is imported when it is needed."""
-
-    def __init__(self, **modules: str) -> None:
-        self.modules = modules  # verb -> its module in this package
+class Verbs(UserDict[str, Any]):
+    """Verbs by name, in the order of the help; `data` names their modules, imported when they are needed."""
 
     def __getitem__(self, name: str) -> type[Verb]:
-        module = import_module(f"polymask.cli.{self.modules[name]}")
-        verb: type[Verb] = getattr(module, f"{name.capitalize()}Verb")
+        verb: type[Verb] = getattr(import_module(f"polymask.cli.{self.data[name]}"), f"{name.capitalize()}Verb")
         return verb
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.modules)
 
-    def __len__(self) -> int:
-        return len(self.modules)
-
-
-VERBS = Verbs(
-    demo="learn",
-    learn="learn",
-    convert="convert",
-    pretrain="learn",
-    evaluate="packs",
-    predict="packs",
-    list="packs",
-    show="packs",
-    merge="convert",
-    export="convert",
-    push="packs",
-    methods="report",
-    account="report",
-    score="report",
-    benchmark="benchmark",
-    serve="packs",
-    report="report",
-    completion="parser",
-)
+_VERBS_OF = {
+    "learn": ("demo", "learn", "pretrain"),
+    "convert": ("convert", "merge", "export"),
+    "packs": ("list", "show", "evaluate", "predict", "push", "serve"),
+    "benchmark": ("benchmark",),
+    "report": ("report", "score", "account", "methods"),
+    "parser": ("completion",),
+}
+VERBS = Verbs({verb: module for module, verbs in _VERBS_OF.items() for verb in verbs})
 DESCRIPTION = (
     "One pretrained network, many visual domains, about one bit per weight each. "
     "polymask --version [--verbose] says what is installed, for bug reports."
@@ -67,15 +47,14 @@ _STYLE = (FlagCreatePairsOff, OmitSubcommandPrefixes, OmitArgPrefixes)
 
 def parse(arguments: list[str]) -> Verb:
     """The verb that a command asks for; exits with 2 where the command makes no sense."""
-    if arguments and arguments[0] in VERBS.modules:
+    if arguments and arguments[0] in VERBS:
         name, *words = arguments
         verb = VERBS[name]
         alone: Verb = tyro.cli(verb, prog=f"polymask {name}", description=_first_line(verb), args=words, config=_STYLE)
         return alone
-    choices: Any = None
-    for name, verb in VERBS.items():
-        choice = Annotated[verb, subcommand(name, description=_first_line(verb))]  # type: ignore[valid-type]
-        choices = choice if choices is None else choices | choice
+    choices: Any = Union[  # noqa: UP007
+        tuple(Annotated[verb, subcommand(name, description=_first_line(verb))] for name, verb in VERBS.items())
+    ]
     chosen: Verb = tyro.cli(choices, prog="polymask", description=DESCRIPTION, args=arguments, config=_STYLE)
     return chosen
 
@@ -171,16 +150,16 @@ class CompletionVerb(Verb):
     """bash, zsh or fish; the script's first line says where it goes."""
 
     def run(self) -> dict[str, Any]:
-        return {"shell": self.shell, "script": SCRIPTS[self.shell](VERBS)}
+        return {"shell": self.shell, "script": SCRIPTS[self.shell]()}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         print(result["script"], end="")  # rich would wrap it
 
 
-def bash_script(verbs: Mapping[str, type[Verb]]) -> str:
+def bash_script() -> str:
     """Completion for bash."""
     cases, values = [], []
-    for name, verb in verbs.items():
+    for name, verb in VERBS.items():
         found = options_of(verb)
         named = [option for option in found if not option.by_place]
         flags = _lines(f"--{option.name}" for option in named)
@@ -192,19 +171,19 @@ def bash_script(verbs: Mapping[str, type[Verb]]) -> str:
                 words = _lines(option.words)
                 values.append(f"    '{name} --{option.name}') values=$'{words}' ;;")
     script = (Path(__file__).parent / "completion.bash").read_text()
-    script = script.replace("VERBS", _lines([*verbs, "--help", "--version"]))
+    script = script.replace("VERBS", _lines([*VERBS, "--help", "--version"]))
     return script.replace("CASES", "\n".join(cases)).replace("VALUES", "\n".join(values))
 
 
-def zsh_script(verbs: Mapping[str, type[Verb]]) -> str:
+def zsh_script() -> str:
     """Completion for zsh, which runs bash's."""
-    return _ZSH + bash_script(verbs).partition("\n")[2]
+    return _ZSH + bash_script().partition("\n")[2]
 
 
-def fish_script(verbs: Mapping[str, type[Verb]]) -> str:
+def fish_script() -> str:
     """Completion for fish."""
     lines = []
-    for name, verb in verbs.items():
+    for name, verb in VERBS.items():
         lines.append(f"-n __fish_use_subcommand -f -a {name} -d {_quoted(_first_line(verb))}")
         found, seen = options_of(verb), f"-n '__fish_seen_subcommand_from {name}'"
         for option in (option for option in found if not option.by_place):
@@ -220,11 +199,7 @@ def fish_script(verbs: Mapping[str, type[Verb]]) -> str:
     return _FISH + "".join(f"complete -c polymask {line}\n" for line in lines)
 
 
-SCRIPTS: dict[str, Callable[[Mapping[str, type[Verb]]], str]] = {
-    "bash": bash_script,
-    "zsh": zsh_script,
-    "fish": fish_script,
-}
+SCRIPTS: dict[str, Callable[[], str]] = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
 
 
 def _takes_domain(options: tuple[Option, ...]) -> bool:

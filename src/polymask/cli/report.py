@@ -46,11 +46,8 @@ class ReportVerb(Verb):
 
         method, *others = [name.strip() for name in text.split(",")]
         if not self.runs or not others or not all((method, *others)):
-            raise BenchmarkError(
-                f"--compare {text}: give a folder of runs and two methods or more, with commas between"
-            )
-        found = [compare_pooled(self.runs, method, other) for other in others]
-        return {"comparisons": [one.to_json() for one in found]}
+            raise BenchmarkError(f"--compare {text}: give a folder of runs and two or more methods, comma-separated")
+        return {"comparisons": [compare_pooled(self.runs, method, other).to_json() for other in others]}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         if "comparisons" in result and "rows" not in result:
@@ -66,11 +63,9 @@ class ReportVerb(Verb):
         accuracies = {name: [_over_seeds(row["accuracy"][name]) for row in rows] for name in rows[0]["accuracy"]}
         others = sum(map(_width, (before | after).items()))
         if others + sum(map(_width, accuracies.items())) > console.width:
-            accuracies = {
-                "mean over domains": [
-                    number_text(row["mean"], (row["mean_by_seed"] or {}).get("sd"), places=1) for row in rows
-                ]
-            }
+            deviations = [(row["mean_by_seed"] or {}).get("sd") for row in rows]
+            means = [number_text(row["mean"], sd, places=1) for row, sd in zip(rows, deviations, strict=True)]
+            accuracies = {"mean over domains": means}
         columns = before | accuracies | after
         lines = [list(line) for line in zip(*columns.values(), strict=True)]
         console.print(table(*columns, rows=lines))
@@ -163,10 +158,8 @@ class ScoreVerb(Verb):
         images = sum(len(part) for part in labels.values())
         official = sum(ids.test for ids in DOMAIN_IDS.values())
         if images != official:
-            self.say(
-                f"{self.labels} has {images:,} test images, the challenge {official:,}: the score "
-                "cannot be compared with published ones"
-            )
+            counts = f"{self.labels} has {images:,} test images, the challenge {official:,}"
+            self.say(f"{counts}: the score cannot be compared with published ones")
         return score_submission(file, labels)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:

@@ -1,5 +1,6 @@
 """What verbs have in common: where results go, and how a base, a pack, images and a recipe are given."""
 
+import glob
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import tyro
 
-from polymask.errors import DomainError, PolymaskError
+from polymask.errors import DataError, DomainError, PolymaskError
 from polymask.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -168,10 +169,7 @@ class ImagesVerb(Verb):
 
 def image_files(words: list[str]) -> list[Path]:
     """The files that words of a command stand for: files, patterns, or folders with all images in them."""
-    import glob
-
     from polymask.data.folders import SUFFIXES
-    from polymask.errors import DataError
 
     found: list[Path] = []
     for word in words:

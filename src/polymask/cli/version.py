@@ -11,6 +11,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -20,22 +21,9 @@ from typing import Any
 from polymask import __version__
 
 CORE = ("torch", "numpy", "safetensors")
-_NOT_FOR_USERS = ("dev", "docs")  # extras of those who work on polymask itself
 SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "POLYMASK_KERNELS")
-_FEATURES = [
-    "sse4_2",
-    "avx",
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_tile",
-    "asimd",
-    "sve",
-    "bf16",
-    "i8mm",
-]
+_FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+_ARM_FEATURES = ("asimd", "sve", "bf16", "i8mm")
 
 
 def installation() -> dict[str, Any]:
@@ -48,8 +36,8 @@ def installation() -> dict[str, Any]:
         "torch_build": torch_build(),
         "compiler": compiler(),
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
-        "packages": {name: installed(name) for name in CORE},
-        "extras": {extra: {n: installed(n) for n in names} for extra, names in optional_packages().items()},
+        "packages": installed(CORE),
+        "extras": {extra: installed(names) for extra, names in optional_packages().items()},
     }
 
 
@@ -74,24 +62,24 @@ def torch_report() -> dict[str, Any]:
 
 def optional_packages() -> dict[str, list[str]]:
     """The packages of every extra, as the installed polymask declares them."""
-    try:
+    declared: list[str] = []
+    with suppress(PackageNotFoundError):  # run from its sources
         declared = requires("polymask") or []
-    except PackageNotFoundError:  # run from its sources
-        declared = []
     found: dict[str, list[str]] = {}
     for line in declared:
         match = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)['\"]", line)
-        if match and match[1] != "polymask" and match[2] not in _NOT_FOR_USERS:
+        if match and match[1] != "polymask" and match[2] not in ("dev", "docs"):  # for those who work on polymask
             found.setdefault(match[2], []).append(match[1])
     return found
 
 
-def installed(name: str) -> str | None:
-    """The version of an installed package; None if it is not there."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def installed(names: Iterable[str]) -> dict[str, str | None]:
+    """The versions of packages; None where one is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(names)
+    for name in found:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def processor() -> dict[str, Any]:
@@ -107,7 +95,7 @@ def processor() -> dict[str, Any]:
         "name": details.get("model name") or platform.processor() or platform.machine(),
         "threads": os.cpu_count(),
         "usable_threads": usable,
-        "features": [f for f in _FEATURES if f in flags],
+        "features": [f for f in (*_FEATURES, *_ARM_FEATURES) if f in flags],
     }
 
 
@@ -128,7 +116,8 @@ def torch_build() -> str | None:
 def compiler() -> str | None:
     """The C++ compiler that torch.compile would find: its name and version."""
     usual = ("cl",) if sys.platform == "win32" else ("g++", "clang++")
-    found = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), *usual)))), None)
+    names = filter(None, (os.environ.get("CXX"), *usual))
+    found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
         return None
     try:

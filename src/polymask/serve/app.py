@@ -59,7 +59,6 @@ class ServeApp(FastAPI):
     gate: Callable[[ASGIApp], ASGIApp]
 
     def build_middleware_stack(self) -> ASGIApp:
-        """All layers, the gate outermost."""
         return self.gate(super().build_middleware_stack())
 
 
@@ -196,12 +195,7 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
             writable=settings.allow_writes,
         )
 
-    @routes.get(
-        "/v1/domains/{name}",
-        responses=problems(404, 409, 503),
-        dependencies=[reader],
-        summary="One domain: classes, size, metrics, method",
-    )
+    @routes.get("/v1/domains/{name}", responses=problems(404, 409, 503), dependencies=[reader], summary="One domain")
     async def show_domain(name: Name) -> answers.DomainDetail:
         entry = await engine.aside(library.find, name)
         return answers.domain_detail(entry, entry.key in engine.cache)

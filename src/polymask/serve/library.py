@@ -56,12 +56,10 @@ class Entry:
 
     @cached_property
     def classes(self) -> list[str]:
-        """The names of the classes."""
         return self.info.manifest.classes or []
 
     @cached_property
     def input(self) -> InputSpec:
-        """How images are fed to it."""
         return InputSpec(**self.info.manifest.input)
 
 
@@ -82,11 +80,7 @@ class Library:
 
     def find(self, name: str) -> Entry:
         """The domain of this name, as it is on disk now."""
-        try:
-            check_name(name)
-        except DomainError as error:
-            raise no_domain(name) from error
-        path = self.folder / f"{name}{SUFFIX}"
+        path = self._path(name)
         for _ in range(10):
             stamp = _stamp(path)
             if stamp is None:
@@ -169,7 +163,7 @@ class Library:
 
         True if there was none of this name before. The upload is gone afterwards, either way.
         """
-        path = self.folder / f"{name}{SUFFIX}"
+        path = self._path(name)
         try:
             entry = Entry(name, upload, (0, 0, 0), inspect(upload))
             self._check_head(entry)
@@ -188,11 +182,9 @@ class Library:
         return created
 
     def remove(self, name: str) -> None:
-        """Delete a domain's pack."""
         try:
-            check_name(name)
-            (self.folder / f"{name}{SUFFIX}").unlink()
-        except (DomainError, FileNotFoundError) as error:
+            self._path(name).unlink()
+        except FileNotFoundError as error:
             raise no_domain(name) from error
         except OSError as error:
             raise Refusal(507, f"the pack cannot be deleted: {error.strerror}") from error
@@ -223,6 +215,13 @@ class Library:
         bits = sum(math.prod(how["shape"]) for how in manifest.bits.values())
         if bits > 4 * weights:  # a few bytes of a file may stand for very many bits
             raise PackError(f"it has {bits:,} mask bits for {weights:,} weights")
+
+    def _path(self, name: str) -> Path:
+        try:
+            check_name(name)
+        except DomainError as error:
+            raise no_domain(name) from error
+        return self.folder / f"{name}{SUFFIX}"
 
     def _drop(self, name: str) -> None:
         with self._lock:

@@ -97,7 +97,6 @@ def replica_class(serve: Any, warm_domains: int) -> type:
             return name
 
         async def predict(self, name: str, images: Sequence[bytes]) -> Answer | Refused:
-            """What a domain says of image files."""
             try:
                 answer = await self.engine.predict(name, images)
             except Refusal as refusal:

@@ -24,7 +24,6 @@ from polymask.serve.security import body_pieces
 from polymask.serve.settings import Refusal, Settings
 
 _FIELD_BYTES = 1024  # of a field that is not a file
-_TOP = 5
 
 
 @dataclass
@@ -150,7 +149,7 @@ class ImagesBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     images: list[str] = Field(min_length=1, description="image files, each in base64")
-    top_k: int = Field(default=_TOP, ge=1, le=1000, description="how many classes to name")
+    top_k: int = Field(default=5, ge=1, le=1000, description="how many classes to name")
 
 
 class PredictBody(ImagesBody):
@@ -176,8 +175,8 @@ async def read_body(request: Request, settings: Settings, kind: type[Body]) -> t
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type not in ("application/json", "multipart/form-data"):
         raise Refusal(415, "send multipart/form-data or application/json")
-    pieces = body_pieces(request, settings.max_body_bytes, settings.read_timeout)
-    data = b"".join([piece async for piece in pieces])
+    limit, seconds = settings.max_body_bytes, settings.read_timeout
+    data = b"".join([piece async for piece in body_pieces(request, limit, seconds)])
     try:
         if media_type == "application/json":
             body, images = await asyncio.to_thread(_from_json, data, kind)

@@ -187,13 +187,8 @@ def domain_detail(entry: Entry, warm: bool) -> DomainDetail:
 
 def _single_values(notes: dict[str, Any]) -> dict[str, str | float | None]:
     """The notes that are single values; a pack may hold anything."""
-    found: dict[str, str | float | None] = {}
-    for name, value in notes.items():
-        if value is None or isinstance(value, str):
-            found[name] = value
-        elif isinstance(value, int | float) and abs(value) < 1e300:
-            found[name] = float(value)
-    return found
+    single = {name: value for name, value in notes.items() if value is None or isinstance(value, str | int | float)}
+    return {name: float(value) if isinstance(value, int) else value for name, value in single.items()}
 
 
 class Metrics:
@@ -228,13 +223,11 @@ class Metrics:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def observe_batch(self, images: int, seconds: float) -> None:
-        """A batch was run."""
         self.images.inc(images)
         self.batch_images.observe(images)
         self.batch_seconds.observe(seconds)
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
 

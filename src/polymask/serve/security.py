@@ -38,13 +38,13 @@ _LOGGERS = {
 }
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-Observe = Callable[[str, int, float], None]  # route, status, seconds
+ObserveRequest = Callable[[str, int, float], None]  # route, status, seconds
 
 
 class Gate:
     """The outermost layer: request ids, host names, headers, one line of log for each request."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, observe: Observe) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, observe: ObserveRequest) -> None:
         self.app, self.settings, self.observe = app, settings, observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,10 +15,7 @@ class ServeError(PolymaskError):
 
 
 class Refusal(PolymaskError):  # noqa: N818 - not a fault
-    """A request that is not answered; `status` is HTTP's, the message is for the client.
-
-    `retry` is after how many seconds the client may come back.
-    """
+    """A request that is not answered: HTTP's status, a message for the client, seconds until it may retry."""
 
     def __init__(
         self, status: int, message: str, *, retry: int | None = None, headers: Mapping[str, str] | None = None
