@@ -304,7 +304,7 @@ def test_the_verb_compares_methods_over_several_folders(tmp_path: Path, capsys: 
     ("words", "told"),
     [
         ((), "a report is of one folder, not of 2"),
-        (("--compare", "bn-only"), "two methods or more"),
+        (("--compare", "bn-only"), "two or more methods"),
         (("--compare", "bn-only,dan"), "near has no row 'dan'; it has finetune, bn-only"),
     ],
 )

@@ -28,11 +28,10 @@ def observe_nothing(images: int, seconds: float) -> None:
 
 
 class Keyed(Protocol):
-    """Something with a name of its own."""
+    """What requests are for: those with the same key may run together."""
 
     @property
-    def key(self) -> str:
-        """Requests with the same key may run together."""
+    def key(self) -> str: ...
 
 
 T = TypeVar("T", bound=Keyed)
