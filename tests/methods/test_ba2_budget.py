@@ -173,7 +173,7 @@ class Watch(Listener):
     def epoch(self, record, seconds):
         transforms = [t for _, t in self.domain.named_transforms()]
         self.stored.append(mask_density(self.domain))
-        self.training.append(torch.cat([t.learned() for t in transforms]).mean().item())
+        self.training.append(torch.cat([t.switches() for t in transforms]).mean().item())
 
 
 @pytest.mark.parametrize("method", ["ba2-75", "ba2-50", "ba2-25"])

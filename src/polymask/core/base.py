@@ -57,9 +57,10 @@ class Base:
         if self.classifier is not None:
             self._take_out_classifier(self.classifier)
         if classifier not in ("auto", None):
-            survey(self.net, blank)  # what somebody names may be needed where it stands
+            survey(self.net, blank)  # the network may need the module that was named
 
-        self.all_sites = {n: s for n, s in found.sites.items() if not self._is_classifier(n)}
+        in_head = () if self.classifier is None else (f"{self.classifier}.",)
+        self.all_sites = {n: site for n, site in found.sites.items() if not n.startswith(in_head)}
         self.sites: dict[str, Site] = _choose(self.all_sites, include, exclude)
         self.norms: dict[str, Norm] = found.norms
         self.trains_channels_last = trains_channels_last(self.net)
@@ -106,13 +107,12 @@ class Base:
 
         Networks that share the ones that were here keep them: a thread may be running one.
         """
-        exchange_tensors(
-            self.net, {id(self._tensors[n]): nn.Parameter(t, requires_grad=False) for n, t in moved.items()}
-        )
+        fresh = {id(self._tensors[n]): nn.Parameter(tensor, requires_grad=False) for n, tensor in moved.items()}
+        exchange_tensors(self.net, fresh)
         self._tensors = dict(named_tensors(self.net))
 
     def scratch_buffers(self, live_norms: Collection[str], replaced: Collection[str]) -> dict[str, Tensor]:
-        """Copies of the buffers that a training pass might write to and that nobody replaces."""
+        """Copies of the buffers that a training pass might write to and that are not replaced."""
         return {
             name: buffer.clone()
             for name, buffer in self.net.named_buffers()
@@ -215,9 +215,8 @@ class Base:
     def _take_out_classifier(self, name: str) -> None:
         modules = dict(self.net.named_modules())
         if name not in modules or not name:
-            raise BaseError(
-                f"base {self.name} has no module {name!r} to take as its classifier; " + near_matches(name, modules)
-            )
+            near = near_matches(name, modules)
+            raise BaseError(f"base {self.name} has no module {name!r} to take as its classifier; {near}")
         head = modules[name]
         size = getattr(head, "in_features", None) or getattr(head, "in_channels", None)
         if size is None:
@@ -227,9 +226,6 @@ class Base:
             )
         self.head, self.feature_dim = head, int(size)
         put_module(self.net, name, nn.Identity().eval())
-
-    def _is_classifier(self, name: str) -> bool:
-        return self.classifier is not None and name.startswith(f"{self.classifier}.")
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -79,20 +79,16 @@ class Domain(nn.Module):
     def features(self, base: Base, images: Tensor, *, momentum: Momentum = None) -> Tensor:
         """What the head sees: the base's output with this domain's weights."""
         weights = self.weights(base)
+        run = partial(self.route.features, base) if isinstance(self.route, Route) else base.run
         if not self.training:
-            return self._run(base, weights, images)
+            return run(weights, images)
         live = self.live_norms()
         # A module in training mode may write to its buffers; the base's are not to be written.
         weights |= base.scratch_buffers(live, weights)
         acting = {name: transform for name, transform in self.named_transforms() if transform.acts_on_output}
         hooks = {name.rpartition(".")[0]: partial(_replace_output, transform) for name, transform in acting.items()}
         with base.training(live, momentum or self.method.norm_momentum), base.hooked(hooks):
-            return self._run(base, weights, images)
-
-    def _run(self, base: Base, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        if isinstance(self.route, Route):
-            return self.route.features(base, weights, images)
-        return base.run(weights, images)
+            return run(weights, images)
 
     def forward(self, base: Base, images: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, C, H, W); features where there is no head."""

@@ -39,8 +39,7 @@ def merge(domain: "Domain", base: "Base", *, compact: bool = False) -> nn.Module
     if compact:
         for name, transform in domain.named_transforms():
             layer = name.rpartition(".")[0]
-            smaller = transform.compact(net.get_submodule(layer))
-            if smaller is not None:
+            if (smaller := transform.compact(net.get_submodule(layer))) is not None:
                 put_module(net, layer, smaller)
     if domain.head is None:
         return net
@@ -145,8 +144,7 @@ def _places_of_tensors(net: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]
     return {name: by_id[id(tensor)] for name, tensor in named_tensors(net)}
 
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
-_NEVER = 2**31 - 1
+_TRIM_THRESHOLD, _MMAP_MAX, _NEVER = -1, -4, 2**31 - 1  # of glibc's mallopt
 
 
 def keep_freed_memory() -> bool:
@@ -155,9 +153,7 @@ def keep_freed_memory() -> bool:
     A training step takes and frees some hundred megabytes, which glibc by default gives back every time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+    return mallopt is not None and bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
 def give_back_freed_memory() -> bool:
@@ -238,15 +234,11 @@ class BufferPlan:
 
     def whole(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """The buffer that tensors lie in; None where they do not lie as planned."""
-        first = tensors[0]
-        storage = first.untyped_storage()
-        origin, size = storage.data_ptr(), len(self.owner) * self.width
-        if storage.nbytes() != _BYTES * size:
+        storage, shape = tensors[0].untyped_storage(), (len(self.owner), self.width)
+        places = [storage.data_ptr() + _BYTES * start for start in self.starts]
+        if storage.nbytes() != _BYTES * shape[0] * shape[1] or [t.data_ptr() for t in tensors] != places:
             return None
-        for tensor, start in zip(tensors, self.starts, strict=True):
-            if tensor.data_ptr() != origin + _BYTES * start:
-                return None
-        return first.detach().as_strided((len(self.owner), self.width), (self.width, 1), 0)
+        return tensors[0].detach().as_strided(shape, (self.width, 1), 0)
 
 
 @cache
@@ -259,8 +251,7 @@ def plan_buffer(sizes: tuple[int, ...], width: int, device: torch.device) -> Buf
         if size < count * width:
             padding.append((begin + size, begin + count * width))
         begin += count * width
-    counts = torch.tensor(blocks, device=device)
-    owner = torch.repeat_interleave(torch.arange(len(sizes), device=device), counts)
+    owner = torch.repeat_interleave(torch.arange(len(sizes), device=device), torch.tensor(blocks, device=device))
     return BufferPlan(width, tuple(starts), tuple(padding), owner)
 
 

@@ -100,7 +100,7 @@ class AmongDomains:
     name: str
 
     def check_own(self, given: bool) -> None:
-        """Raise where the method cannot do without the base's own images and has none."""
+        """Raise where the method needs the base's own images and they are not given."""
         if self.needs_own and not given:
             raise MethodError(
                 f"{self.name or type(self).__name__} trains the base on its own images first, and there are none: give "

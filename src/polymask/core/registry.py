@@ -106,7 +106,7 @@ def skeleton(
 ) -> Domain:
     """A domain without memory for its tensors: names, shapes and types only.
 
-    `sites` are those of a domain that was made already; one that is yet to be made is checked.
+    `sites` are those of a domain that exists already; without them it is checked like a new one.
     """
     with torch.device("meta"):
         domain = Domain(base, method, classes, sites)

@@ -2,16 +2,16 @@
 
     W~[:, c] = s_c W[:, c],        s = 1[r >= 0],        mean(s) <= β
 
-r is one score and s one switch an input channel of a site; W is frozen. The mean is over the switches of all sites, so
+r is one score and s one switch per input channel of a site; W is frozen. The mean is over the switches of all sites, so
 a layer may keep more than its share where another keeps less (a stem tends to keep its colours). While training, a
-Lagrange term asks for the budget (`Budget`). The form that is stored has it for certain: whatever the scores are, a
-site keeps no more than `limit` channels, its best, and the limits of all sites add up to no more than β of all
-channels. It keeps its best one in any case, so no layer is dead; a budget smaller than that is exceeded by that.
+Lagrange term asks for the budget (`Budget`). The stored form always keeps to it: a site keeps at most `limit` channels,
+its best, and the limits of all sites add up to at most β of all channels. Every site keeps its best channel, so no
+layer is dead, even if that exceeds a very small budget.
 
-While it learns (in training mode, with gradients) the switches are as the scores say, and the
-limits are not applied: channels go one by one as the term gets stronger, and the network adapts.
-Everywhere else the switches are those that are stored. A loop of one's own that leaves the term
-out gets a budget layer by layer, and a network that was not trained for it.
+While it learns (in training mode, with gradients) the switches follow the scores, and the limits are not applied:
+channels go one by one as the term gets stronger, and the network adapts. Everywhere else the switches are the stored
+ones. A training loop of your own that leaves the term out gets a budget layer by layer, and a network that was not
+trained for it.
 
 An input channel of a grouped convolution is one of the tensor that enters it: channel c is column
 c mod (C_in / groups) of the filters of group c div (C_in / groups). One of a depthwise
@@ -102,14 +102,14 @@ class Switches(MaskTransform):
         """s_c W[:, c]; while learning without the limit."""
         groups, _, columns = self.switch_shape
         W = base_weight.reshape(*self.switch_shape, -1).to(self.dtype)
-        learns = self.training and torch.is_grad_enabled() and self.scores is not None
-        s = self.learned() if learns else self._within_limit()
+        learns = self.training and torch.is_grad_enabled()
+        s = self.mask().to(self.dtype) if self.scores is None else self.switches(None if learns else self.limit)
         return (W * s.view(groups, 1, columns, 1)).to(base_weight.dtype).view(base_weight.shape)
 
-    def learned(self) -> Tensor:
-        """The switches as the scores have them, zeros and ones with the scores' gradient."""
-        switches: Tensor = _Switch.apply(self.scores, self.channels)  # type: ignore[no-untyped-call]
-        return switches
+    def switches(self, limit: Tensor | int | None = None) -> Tensor:
+        """The switches by the scores, at most `limit` on: zeros and ones with the scores' gradient."""
+        made: Tensor = _Switch.apply(self.scores, self.channels if limit is None else limit)  # type: ignore[no-untyped-call]
+        return made
 
     def mask_of(self, scores: Tensor) -> Tensor:
         """The switches that are stored, (C_in,) boolean."""
@@ -127,21 +127,15 @@ class Switches(MaskTransform):
     def compact(self, layer: nn.Module) -> nn.Module | None:
         return without_channels(layer, self.mask())
 
-    def _within_limit(self) -> Tensor:
-        if self.scores is None:
-            return self.mask().to(self.dtype)
-        switches: Tensor = _Switch.apply(self.scores, self.limit)  # type: ignore[no-untyped-call]
-        return switches
-
 
 class Budget(Objective):
     """λ max(0, Σ s - β C), where λ rises as long as too many of all C switches are on.
 
         λ <- max(0, λ + ascent (mean(s) - β))        with every batch
 
-    λ is what every score's gradient gets, and is compared with what the loss says of a channel: 1e-3 to 1e-2, whatever
-    the network's size. So it is a sum where the paper has a mean. The objective also tells every site how many channels
-    its stored form may keep: as many as it has among the best scores of all sites.
+    λ is what every score's gradient gets, and is compared with what the loss says of a channel: 1e-3 to 1e-2, for
+    networks of any size. So it is a sum where the paper has a mean. The objective also tells every site how many
+    channels its stored form may keep: as many as it has among the best scores of all sites.
     """
 
     multiplier: Tensor
@@ -155,7 +149,7 @@ class Budget(Objective):
     def forward(self, images: Tensor, features: Tensor) -> Tensor:
         """The term, a number; λ and the limits are brought up to date first."""
         self._set_limits()
-        switches = torch.cat([site.learned() for site in self.sites])
+        switches = torch.cat([site.switches() for site in self.sites])
         excess = switches.mean() - self.budget
         self.multiplier = (self.multiplier + self.ascent * excess.detach()).clamp(min=0)
         return self.multiplier * len(switches) * excess.clamp(min=0)

@@ -71,8 +71,4 @@ class FreeWeights(BiasTransform):
         return found
 
 
-PRESETS: dict[str, Method] = {
-    "classifier-only": HeadOnly(),
-    "bn-only": HeadOnly(norms="own"),
-    "finetune": Finetune(),
-}
+PRESETS: dict[str, Method] = {"classifier-only": HeadOnly(), "bn-only": HeadOnly(norms="own"), "finetune": Finetune()}

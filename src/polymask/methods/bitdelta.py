@@ -40,7 +40,7 @@ GAIN = 100.0  # g: at a rate of 3e-4 a step moves α by 3 percent, as converting
 class BitDelta(Method):
     """Fine-tune, take signs and sizes, refine.
 
-    `stage` is set on the way: a new domain begins with "weights", what is stored has "signs".
+    `stage` is set by training: a new domain begins with "weights", what is stored has "signs".
     `tuning` is the share of the epochs that fine-tuning takes; the rest refines.
     """
 

@@ -7,13 +7,12 @@ this domain. F is the diagonal of the Fisher information, the mean over images x
 
     (d log p(y | x) / d theta_i)^2,        y drawn from p(y | x),
 
-of each image by itself, in eval mode. How large F is depends on how sure a network is of its answers, by orders of
-magnitude: that of a domain that has learned its images well is next to nothing beside the base's. So each F is divided
-by its mean over all i, and `strength` has no scale: were F ten times as large, nothing would change. A domain's own f,
-from its images and its head, is added to those before when it has learned: one sum of f for all that came before,
-around the latest theta*, in which all of them count alike. The base's own images are not at hand, so its F is that of
-its own classifier on the first domain's images. A base without a classifier has nothing to hold on to: its first domain
-is fine-tuned.
+of each image by itself, in eval mode. The size of F depends on how sure a network is of its answers, by orders of
+magnitude: after a domain has learned its images well, it is tiny compared with the base's. So each F is divided by its
+mean over all i, and `strength` has no scale. When a domain has learned, its own f, from its images and its head, is
+added to those of earlier domains: one sum around the latest theta*, in which all domains count alike. The base's own
+images are not available, so its F is that of its own classifier on the first domain's images. A base without a
+classifier has nothing to preserve: its first domain is fine-tuned.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

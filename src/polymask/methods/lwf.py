@@ -41,7 +41,7 @@ class Lwf(SharedWeightsMethod):
     """CE(new) + weight * sum over old heads of KL(softmax(z'/T) || softmax(z/T)).
 
     `temperature` is T. `old_classes` are the numbers of classes of the domains learned before,
-    whose heads learn along; it is set on the way.
+    whose heads learn along; training sets it.
     """
 
     norms: NormPolicy = "affine"

@@ -46,13 +46,12 @@ _RETRAINED, _LEFT_AS_IT_IS = 0.5, 0.25  # shares of the base that go
 class PackNet(Method):
     """W~ = V∘1[0 < O <= t + 1].
 
-    `capacity` is the number of domains, the base's own included, that O has room for; None is as
-    many as there are. That is T in `fit_all`, and for a domain that is made alone t + 1: it is
-    the last, and lets nothing go. `place` is t: 0 is the base's own domain, which trains what its
-    pruning left. `prune_base` and `prune` are the shares of weights that the base and a domain let
-    go; prune_base=None is 0.5 where the base is retrained on its own images, else 0.25.
-    `prune_depthwise` prunes depthwise kernels like all others. `pruned` says that a domain has let
-    its share go, and only learns on; it and `place` are set on the way.
+    `capacity` is the number of domains, the base's own included, that O has room for; None is as many as there are: T
+    in `fit_all`, and t + 1 for a domain that is made alone, which then is the last and is not pruned. `place` is t: 0
+    is the base's own domain, which trains what its pruning left. `prune_base` and `prune` are the shares of weights
+    that the base and a domain let go; prune_base=None is 0.5 where the base is retrained on its own images, else 0.25.
+    `prune_depthwise` prunes depthwise kernels like all others. `pruned` says that a domain has been pruned, and only
+    learns on; training sets it and `place`.
     """
 
     norms: NormPolicy = "shared"
@@ -88,15 +87,11 @@ class PackNet(Method):
 
     @property
     def rooms(self) -> int:
-        """How many domains O has room for: no more than there are, where nobody said."""
+        """How many domains O has room for: by default as many as there are."""
         return max(2, self.place + 1) if self.capacity is None else self.capacity
 
     def base_share(self, site: Site) -> float:
-        """The share of the base's weights that go at a site.
-
-        Place 0 is the base's own domain, which trains what is left. Any other place follows it, and
-        takes its owners, or stands on a base that nothing retrains.
-        """
+        """The share of the base's weights that go at a site; place 0 is the domain that trains what is left."""
         if site.depthwise and not self.prune_depthwise:
             return 0.0
         if self.prune_base is not None:
@@ -145,14 +140,14 @@ class PackNet(Method):
         if not earlier:
             return
         before = max(earlier, key=lambda domain: _method(domain).place)
-        if _method(before).place >= _method(domain).place:
-            raise MethodError(f"place={_method(domain).place} is taken; make the domain by method.after(earlier)")
+        method, place = _method(before), _method(domain).place
+        if method.place >= place:
+            raise MethodError(f"place={place} is taken; make the domain by method.after(earlier)")
         pairs = _pairs(domain, before)
         if not any((its.owner == FREE).any() for _, its in pairs):
             raise MethodError(
-                f"no weight is free any more after the domain at place {_method(before).place}, "
-                f"of capacity={_method(before).rooms} with prune={_method(before).prune:g}; make "
-                "the domains again with more of either, or all of them by fit_all"
+                f"no weight is free any more after the domain at place {method.place}, of capacity={method.rooms} with "
+                f"prune={method.prune:g}; make the domains again with more of either, or all of them by fit_all"
             )
         for mine, its in pairs:
             mine.hold(its.values, mine.claimed(its.owner))

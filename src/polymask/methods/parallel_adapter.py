@@ -103,8 +103,8 @@ class PaSvd(ParallelAdapter):
     """W~ = W + U V_t at the centre tap; r is the share `keep` of C_out.
 
     `everywhere` puts factors also where they have more numbers than the adapter that they replace.
-    `factored` is False for domains that have yet to learn their full adapters. These start at zero: what is left of a
-    random start after short training is noise of full rank, and half of the rank would cut it off.
+    `factored` is False for domains that have not learned their full adapters yet. These start at zero: what is left of
+    a random start after short training is noise of full rank, and half of the rank would cut it off.
     """
 
     keep: float = 0.5

@@ -67,13 +67,11 @@ class Column(nn.Module):
     def weights(self, base: "Base") -> dict[str, Tensor]:
         """W + D, and the column's norms, by their names in the network."""
         buffers = dict(self.tensors.named_buffers())
-        weights = {}
-        for name in self.differences:
-            weight = base.tensor(name)
-            weights[name] = (weight + buffers[name]).to(weight.dtype)
+        own = ((name, base.tensor(name)) for name in self.differences)
+        weights = {name: (weight + buffers[name]).to(weight.dtype) for name, weight in own}
         for places in self.norm_places:
-            own = {leaf: buffers[name] for leaf, name in places.names.items() if name in buffers}
-            weights |= places.in_layer(base, own)
+            norm = {leaf: buffers[name] for leaf, name in places.names.items() if name in buffers}
+            weights |= places.in_layer(base, norm)
         return weights
 
 
@@ -103,10 +101,7 @@ class Lateral(nn.Module):
             "expand": torch.zeros(outputs, hidden, dtype=dtype),
         }
         for name, tensor in start.items():
-            if learned:
-                self.register_parameter(name, nn.Parameter(tensor))
-            else:
-                self.register_buffer(name, tensor)
+            setattr(self, name, nn.Parameter(tensor) if learned else nn.Buffer(tensor))
 
     def forward(self, h: Tensor, output: Tensor) -> Tensor:
         """What is added to the block's output, at its resolution."""
@@ -114,15 +109,6 @@ class Lateral(nn.Module):
         if h.shape[2:] != output.shape[2:]:
             h = F.adaptive_avg_pool2d(h, list(output.shape[2:]))  # type: ignore[arg-type]
         return _mix(F.relu(_mix(h, self.reduce)), self.expand)
-
-
-def lateral_paths(
-    blocks: Sequence[Block], columns: int, reduction: int, dtype: torch.dtype, *, learned: bool
-) -> nn.ModuleList:
-    """For each block a list of the paths from so many earlier columns."""
-    return nn.ModuleList(
-        nn.ModuleList(Lateral(block, reduction, dtype, learned) for _ in range(columns)) for block in blocks
-    )
 
 
 def _mix(x: Tensor, matrix: Tensor) -> Tensor:
@@ -222,16 +208,19 @@ class ColumnRoute(Route):
                 )
         self.blocks = tuple(block.name for block in blocks)
         dtype = learned_type(base.weight_dtype)
-        paths = partial(lateral_paths, blocks, reduction=method.reduction, dtype=dtype)
-        self.columns = nn.ModuleList(
-            Column(base, method.norms, paths(place, learned=False)) for place in range(1, method.columns)
-        )
+
+        def paths(columns: int, *, learned: bool) -> nn.ModuleList:
+            """For each block a list of the paths from so many earlier columns."""
+            made = ((Lateral(block, method.reduction, dtype, learned) for _ in range(columns)) for block in blocks)
+            return nn.ModuleList(nn.ModuleList(of_block) for of_block in made)
+
+        earlier = range(1, method.columns)
+        self.columns = nn.ModuleList(Column(base, method.norms, paths(place, learned=False)) for place in earlier)
         self.laterals = paths(method.columns, learned=True)
 
     def component(self, name: str) -> str:
         """Earlier columns are kept once for all; their statistics count as statistics."""
-        component = super().component(name)
-        if component != "weights":
+        if (component := super().component(name)) != "weights":
             return component
         own = "scalars" if name.endswith(".scale") else "weights"
         return "shared" if name.startswith("columns.") else own
@@ -256,41 +245,31 @@ class ColumnRoute(Route):
     ) -> Tensor:
         """One column; what enters its blocks is put in `seen`, after that of earlier columns."""
         inputs: dict[str, Tensor] = {}
-        hooks = {}
-        for block, paths in zip(self.blocks, laterals or [()] * len(self.blocks), strict=True):
-            hooks[block] = partial(_join, block, inputs, list(zip(cast(nn.ModuleList, paths), seen, strict=True)))
-        with base.hooked(hooks):
+
+        def join(block: str, paths: Any, module: nn.Module, entering: tuple[Any, ...], output: Tensor) -> Tensor:
+            inputs[block] = entering[0]
+            for path, earlier in zip(paths, seen, strict=True):
+                output = output + path(earlier[block], output)
+            return output
+
+        paths = zip(self.blocks, laterals or [()] * len(self.blocks), strict=True)
+        with base.hooked({block: partial(join, block, of_block) for block, of_block in paths}):
             features = base.run(weights, images)
         seen.append(inputs)
         return features
 
 
-def _join(
-    block: str,
-    inputs: dict[str, Tensor],
-    laterals: Sequence[tuple[nn.Module, Mapping[str, Tensor]]],
-    module: nn.Module,
-    entering: tuple[Any, ...],
-    output: Tensor,
-) -> Tensor:
-    """A hook: note what enters the block, and add what comes from earlier columns."""
-    inputs[block] = entering[0]
-    for lateral, column in laterals:
-        output = output + lateral(column[block], output)
-    return output
-
-
 @contextmanager
 def _eval_mode(net: nn.Module) -> Iterator[None]:
     """For frozen columns: no statistics are written, whatever the mode of the domain."""
-    before = [(module, module.training) for module in net.modules()]
+    in_training = [module for module in net.modules() if module.training]
     try:
-        for module, _ in before:
+        for module in in_training:
             module.training = False
         yield
     finally:
-        for module, mode in before:
-            module.training = mode
+        for module in in_training:
+            module.training = True
 
 
 def _route(domain: "Domain") -> ColumnRoute:

@@ -2,25 +2,25 @@
 
     y = W * x + b,        z = y + A BN(y),        BN(y) = S (y - μ) + β,        S = diag(γ / σ)
 
-A maps the C_out channels of y to themselves, and BN is a norm that the base does not have; the
-norm that the base has reads z. While a domain learns, BN goes by the batch, so all this acts on
-the layer's output. With the statistics fixed it folds into the layer:
+A maps the C_out channels of y to themselves, and BN is a norm that the base does not have; the norm that the base has
+reads z. While a domain learns, BN uses the statistics of the batch, so all this acts on the layer's output. With the
+statistics fixed it folds into the layer:
 
     W~ = (I + A S) W,        b~ = b + A (S (b - μ) + β)
 
-After a grouped convolution A has its groups, so it is block-diagonal: after a depthwise one, a
-number per channel. Otherwise it would fold into no grouped kernel. Transposed convolutions and
-parameters that are not the weight of a layer are left alone.
+After a grouped convolution A has the same groups, so it is block-diagonal (after a depthwise one, a number per
+channel): otherwise it would not fold into a grouped kernel. Transposed convolutions and parameters that are not the
+weight of a layer are left alone.
 
 Series adapters in a network whose own weights learn with them.
 
     V = W + D,        z = y + A BN(y),        y = V * x + b
 
-D is the same for all domains, A, BN and the norms are each domain's own. `series-adapter-joint`
-learns D from all domains together. `series-adapter-n` has it from the base's own images: what
-series adapters are made for is a network that was pretrained with adapters in it. A domain of
-`series-adapter-joint` that learns the base's own images is that network; domains that follow it
-take its D, and fix it. Biases are not moved. Sites that get no adapter are moved all the same.
+D is the same for all domains; A, BN and the norms are each domain's own. `series-adapter-joint` learns D from all
+domains together. `series-adapter-n` learns it from the base's own images, since series adapters are made for a network
+that was pretrained with adapters in it: a domain of `series-adapter-joint` that learns the base's own images is that
+network, and domains that follow it take its D, which stays fixed. Biases are not shared. Sites that get no adapter have
+a D too.
 """
 
 import math
@@ -283,10 +283,7 @@ class SharedLayer(Transform):
     def begin_delta(self, site: Site, *, learns: bool) -> None:
         """Start D at zero; a parameter where it learns."""
         delta = torch.zeros(site.shape, dtype=site.learned_dtype)
-        if learns:
-            self.register_parameter("delta", nn.Parameter(delta))
-        else:
-            self.register_buffer("delta", delta)
+        self.delta = nn.Parameter(delta) if learns else nn.Buffer(delta)
 
     def weight_parameters(self) -> list[nn.Parameter]:
         return [self.delta] if isinstance(self.delta, nn.Parameter) else []

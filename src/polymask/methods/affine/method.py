@@ -39,13 +39,12 @@ START = {"k0": 1.0, "k1": 0.0, "k2": 0.0, "k3": 0.0}  # of learned ones: W~ = W
 class Affine(Method):
     """W~ = k0 W + k1 1 + k2 M + k3 W∘M, each k a fixed number or learned.
 
-    `k0="auto"` is 1 where a batch norm follows, which undoes any scale, and learned elsewhere. It
-    goes by the network alone: a norm whose statistics are frozen (`norms` "shared" or "affine")
-    undoes no scale, and k0 stays 1 all the same; `k0="learned"` learns it there.
-    `scores` is the range that the scores are drawn from, `per` what shares one set of scalars.
-    A step of Adam moves a score by about its rate, so how far the scores start from the threshold
-    decides when bits can flip: `distance` counts it in steps of the recipe's rate, for the nearest
-    score, and `scores` are scaled to it. None takes `scores` as they are, whatever the rate.
+    `k0="auto"` is 1 where a batch norm follows, which removes any scale, and learned elsewhere. Only the network
+    decides: before a norm with frozen statistics (`norms` "shared" or "affine"), which removes no scale, k0 is 1 too,
+    and `k0="learned"` learns it there. `scores` is the range that the scores are drawn from, `per` what shares one set
+    of scalars. A step of Adam moves a score by about its rate, so how far the scores start from the threshold decides
+    when bits can flip: `distance` counts it in steps of the recipe's rate, for the nearest score, and scales `scores`
+    to it. None leaves `scores` as they are.
     """
 
     k0: Coefficient | Literal["auto"] = "auto"
@@ -63,7 +62,7 @@ class Affine(Method):
     differences: ClassVar[str] = (
         "The authors' code fixes k0 = 1, draws scores from U(1e-5, 2e-5) and thresholds with >; here, as in the paper, "
         "U(1e-4, 2e-4) and >=, and k0 is learned where no batch norm follows. Under norms with the base's statistics "
-        "(`shared`, `affine`) nothing undoes a scale, and k0 of a layer before a batch norm is 1 nevertheless, unless "
+        "(`shared`, `affine`) nothing removes a scale, and k0 of a layer before a batch norm is still 1, unless "
         "`k0='learned'` is asked for: packs of such domains keep no k0. Piggyback's code thresholds with > and trains "
         "its head by Adam; it stores a byte a weight. The rows marked with a star follow the authors' "
         "reimplementation: scores at 1e-2, threshold 0."
