@@ -15,10 +15,10 @@ from polymask.train.descent import make_optimiser
 from polymask.train.learner import DomainLearner
 from polymask.train.predict import evaluate
 from polymask.train.recipe import get_recipe
+from presets import MERGEABLE, ONE_OF_A_KIND, quickly
 
 HALVES = [torch.float16, torch.bfloat16]
-METHODS = pm.list_methods()
-MERGEABLE = [name for name in METHODS if pm.create_method(name).mergeable]
+METHODS = quickly(ONE_OF_A_KIND)
 
 
 def half_base(dtype: torch.dtype, method: str = "affine-full") -> pm.Base:
@@ -39,7 +39,7 @@ def learner_of(base: pm.Base, method: str, changes=None, **options) -> DomainLea
 
 
 def losses(learner: DomainLearner, steps: int) -> list[float]:
-    images, labels = learner.placed(*batch(24))
+    images, labels = batch(24)
     learner.begin_epoch()
     # The first epoch may be the head's alone, and in the last one the rates fall.
     return [learner.step(images, labels, 0.5).loss for _ in range(steps)]

@@ -1,8 +1,7 @@
 """The promises that every registered method keeps.
 
-The quick tests take one preset of each kind: those of one class differ in the values of options alone, unless they are
-named here. That a domain is stored and merged to the bit is tested quickly for every preset; all else, when the slow
-tests run.
+The quick tests take one preset of each kind: most of one class differ in the values of options alone. That a domain is
+stored and merged to the bit is tested quickly for every preset; all else when the slow tests run.
 """
 
 import copy
@@ -15,24 +14,10 @@ import polymask as pm
 from nets import batch, block_base, logits, tiny_base, train, trained
 from polymask.core.base import fingerprint
 from polymask.core.network import named_tensors
+from presets import EVERY, MERGEABLE, ONE_OF_A_KIND, ROUTED, quickly
 
-EVERY = pm.list_methods()
-ROUTED = [name for name in EVERY if not pm.create_method(name).mergeable]
-ONE_OF_A_KIND = {  # and those that store other tensors than the first of their class
-    *{type(pm.create_method(name)): name for name in reversed(EVERY)}.values(),
-    *("affine-full-channel", "bn-only", "dan-diagonal", "piggyback"),
-}
 COMPILED = ("affine-full", "finetune", "series-adapter", "mtan")  # masks, weights, outputs, routes
-
-
-def quickly(*names: str) -> list:
-    """Every preset; the quick tests run those named."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
-
-
-METHODS = quickly(*ONE_OF_A_KIND)
-MERGEABLE = [name for name in EVERY if name not in ROUTED]
-QUICK_MERGEABLE = [param for name, param in zip(EVERY, METHODS, strict=True) if name in MERGEABLE]
+METHODS = quickly(ONE_OF_A_KIND)
 
 
 def base_for(method: str) -> pm.Base:
@@ -110,7 +95,7 @@ def test_a_merged_network_gives_the_same_logits_bit_for_bit(base, method):
     assert not any(p.requires_grad for p in merged.parameters())
 
 
-@pytest.mark.parametrize("method", QUICK_MERGEABLE)
+@pytest.mark.parametrize("method", quickly(ONE_OF_A_KIND, MERGEABLE))
 def test_merging_leaves_a_domain_able_to_learn_and_the_merged_network_as_it_was(base, method):
     domain = trained(base, method)
     learning = [p.requires_grad for p in domain.parameters()]
@@ -124,7 +109,7 @@ def test_merging_leaves_a_domain_able_to_learn_and_the_merged_network_as_it_was(
         assert not torch.equal(domain(base, batch()[0]), before)
 
 
-@pytest.mark.parametrize("method", QUICK_MERGEABLE)
+@pytest.mark.parametrize("method", quickly(ONE_OF_A_KIND, MERGEABLE))
 def test_a_merged_network_shares_what_the_domain_does_not_change(base, method):
     domain = trained(base, method)
     merged = dict(named_tensors(domain.merged(base)))
@@ -197,7 +182,7 @@ def test_a_deep_copy_is_independent(base, method):
     assert torch.equal(logits(base, domain), before)
 
 
-@pytest.mark.parametrize("method", quickly(*COMPILED))
+@pytest.mark.parametrize("method", quickly(COMPILED))
 def test_compiling_gives_equal_results_in_both_modes(base, method):
     domain = trained(base, method)
     _compare_with_compiled(base, domain, backend="aot_eager")
