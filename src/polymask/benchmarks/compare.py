@@ -282,7 +282,6 @@ class Frontier:
 
     @property
     def left_out(self) -> tuple[Point, ...]:
-        """Those whose masks did not move."""
         return tuple(point for point in self.points if point.still)
 
 

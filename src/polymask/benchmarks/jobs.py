@@ -27,7 +27,7 @@ from polymask.nets.zoo import load_base
 from polymask.pack.storing import load_domain
 from polymask.train.fit import EpochLog, Listener, Together
 from polymask.train.fit_all import Fitted, Lesson, fit_all
-from polymask.train.learn import make_loaders
+from polymask.train.learn import Loaders, make_loaders
 from polymask.train.predict import logits, network, own_network
 from polymask.train.recipe import Recipe, read_method
 from polymask.train.state import plain
@@ -72,7 +72,6 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The job in a line of progress."""
         what = f"together {self.direction}" if self.direction else self.domains[0][0]
         shown = self.trained_as if self.protocol.searching else self.method
         return f"{shown} · {what} · seed {self.seed}"
@@ -216,25 +215,22 @@ def _kind(shape: tuple[int, ...], *, is_first: bool) -> str:
 def _lesson(base: Base, name: str, source: str, job: Job, recipe: Recipe) -> Lesson:
     fed = {field: getattr(recipe, field) for field in _FEEDING}
     # Rows that differ in their rates only share the decoded images.
-    protocol = replace(job.protocol, recipe=Recipe(selection="last", **fed))
-    data, train, val, test = _loaders(base, name, source, protocol, job.cache)
-    train = Loader(train.cache, train.transform, batch_size=train.batch_size, seed=job.seed, shuffle=True)
+    protocol = replace(job.protocol, recipe=Recipe(selection="best", **fed))
+    data, loaders = _loaders(base, name, source, protocol, job.cache)
+    shared = loaders.train
+    train = Loader(shared.cache, shared.transform, batch_size=shared.batch_size, seed=job.seed, shuffle=True)
     spec = recipe.input(base.input, squash=data.squash)
     selection = "last" if job.protocol.searching else job.protocol.selection
-    chosen = {"last": None, "val": val, "test": test}[selection]
-    return Lesson(data.classes, train, chosen, test, spec)
+    chosen = {"last": None, "val": loaders.val, "test": loaders.test}[selection]
+    return Lesson(data.classes, train, chosen, loaders.test, spec)
 
 
 @lru_cache(maxsize=12)
-def _loaders(
-    base: Base, name: str, source: str, protocol: Protocol, cache: Path | None
-) -> tuple[DomainData, Loader, Loader, Loader | None]:
+def _loaders(base: Base, name: str, source: str, protocol: Protocol, cache: Path | None) -> tuple[DomainData, Loaders]:
     """Decoded images of a domain, kept for the next jobs on it."""
     data = load_domain_data(name, source, protocol)
-    recipe = replace(protocol.recipe, selection="best")
-    loaders = make_loaders(data, base.input, recipe, cache=cache, crops=protocol.crops_of(data.mirror))
-    assert loaders.val is not None
-    return data, loaders.train, loaders.val, loaders.test
+    crops = protocol.crops_of(data.mirror)
+    return data, make_loaders(data, base.input, protocol.recipe, cache=cache, crops=crops)
 
 
 _read_labels = lru_cache(maxsize=1)(read_labels)

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,10 @@ from torch import nn
 from polymask import __version__
 from polymask.benchmarks.jobs import BaseName, Job, eval_loader, load_domain_data
 from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, Tuned, read_record
-from polymask.benchmarks.search import (
-    Ladder,
-    choose,
-    ladders_of,
-    learns_only_its_head,
-    same_search,
-    trials_of,
-    with_values,
-)
+from polymask.benchmarks.search import Ladder, choose, ladders_of, learns_only_its_head, trials_of, with_values
 from polymask.benchmarks.suites import Protocol, Suite, deviations
 from polymask.core.base import Base
 from polymask.core.registry import skeleton
-from polymask.data.images import DomainData
 from polymask.errors import BenchmarkError, near_matches
 from polymask.files import check_name
 from polymask.nets.zoo import load_base
@@ -104,13 +96,12 @@ def search_jobs(request: Request, plan: Plan) -> list[Job]:
 
 def conclude(request: Request, plan: Plan, outcomes: Sequence[Outcome]) -> Plan:
     """The plan with what the searches have chosen, from what `search_jobs` found; written."""
-    left, tuning = list(outcomes), dict(plan.tuning)
+    left, tuning = iter(outcomes), dict(plan.tuning)
     for text in request.methods:
-        trials = []
-        for values in _trials(request, plan, text):
-            count = len(_trial_jobs(request, text, values))
-            trials.append((values, left[:count]))
-            left = left[count:]
+        trials = [
+            (values, list(islice(left, len(_trial_jobs(request, text, values)))))
+            for values in _trials(request, plan, text)
+        ]
         if trials:
             ladders = ladders_of(text, request.ladders)
             tuning[text] = choose(ladders, request.search_domains, request.search_seed, trials)
@@ -132,7 +123,11 @@ def final_jobs(request: Request, plan: Plan) -> list[Job]:
 
 def _plan(request: Request, base: Base) -> Plan:
     suite, protocol = request.suite, request.protocol
-    facts = {name: _facts(source, load_domain_data(name, source, protocol)) for name, source in suite.domains.items()}
+    facts = {}
+    for name, source in suite.domains.items():
+        data = load_domain_data(name, source, protocol)
+        test = None if data.test is None else len(data.test)
+        facts[name] = DomainFacts(source, len(data.classes), len(data.train), len(data.val), test, data.notes)
     notes = {name: fact.notes for name, fact in facts.items() if fact.notes}
     before = _earlier(request.out)
     if before is not None and before.fingerprint == base.fingerprint:
@@ -184,7 +179,8 @@ def _trials(request: Request, plan: Plan, text: str) -> list[dict[str, Any]]:
     made = plan.tuning.get(text)
     if made is None or not trials:
         return trials
-    if made.trials and not same_search(made, trials, request.search_domains, request.search_seed):
+    before = [dict(trial.values) for trial in made.trials], made.domains, made.seed
+    if made.trials and before != (trials, request.search_domains, request.search_seed):
         raise BenchmarkError(
             f"{request.out} holds another search for {text} ({', '.join(made.fields)} on "
             f"{', '.join(made.domains)}); ask for the same, or give another --out"
@@ -197,17 +193,6 @@ def _trial_jobs(request: Request, text: str, values: Mapping[str, Any]) -> list[
     searching = replace(request, directions=(DOWN,), protocol=replace(request.protocol, searching=True))
     out, trained_as = request.out / SEARCH / label, with_values(text, values)
     return _jobs(searching, text, trained_as, request.search_seed, out, request.search_domains)
-
-
-def _facts(source: str, data: DomainData) -> DomainFacts:
-    return DomainFacts(
-        source=source,
-        classes=len(data.classes),
-        train=len(data.train),
-        val=len(data.val),
-        test=None if data.test is None else len(data.test),
-        notes=data.notes,
-    )
 
 
 def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol, cache: Path | None) -> float | None:

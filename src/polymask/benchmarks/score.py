@@ -88,13 +88,12 @@ def _reference(benchmark: Benchmark, given: Mapping[str, float] | None) -> dict[
         return dict(benchmark.reference)
     if given is None:
         raise BenchmarkError(
-            f"{benchmark.name} is scored against individual networks of the same backbone; give "
-            'their accuracies too, as "reference"'
+            f"{benchmark.name} is scored against individual networks of the same backbone; give their accuracies too, "
+            'as "reference"'
         )
     found = _checked(benchmark.arrange(given, "reference"), "reference")
-    for domain, value in found.items():
-        if value == 100:
-            raise BenchmarkError(f"the reference has no error on {domain}, so nothing can be measured against it")
+    if perfect := [domain for domain, value in found.items() if value == 100]:
+        raise BenchmarkError(f"the reference has no error on {perfect[0]}, so nothing can be measured against it")
     return found
 
 
@@ -214,54 +213,38 @@ def find_reference(plan: Plan, columns: Sequence[str], individual: Mapping[str, 
     `individual` has the mean accuracies of the individual networks, as far as they are done; None
     where the plan has none.
     """
-    whole = is_whole(plan.benchmark, columns)
-    if whole and plan.benchmark == DECATHLON.name:
+    known = BENCHMARKS.get(plan.benchmark)
+    names = {} if known is None else {column: canonical(known, column) for column in columns}
+    whole = known is not None and len(names) == len(known.domains) and set(names.values()) == set(known.domains)
+    if whole and known is DECATHLON:
         remark = "The score is measured against the organisers' networks, over all ten domains."
         return Reference(DECATHLON, DECATHLON.reference, whole=True, official=True, remark=remark)
     trouble = _trouble(columns, individual)
     if trouble or individual is None:
         return Reference(None, None, whole, official=False, remark=f"No score: {trouble}")
-    remark = "The score is measured against the individual networks (finetune) of these runs"
-    if whole:
-        remark += f", over all {len(columns)} domains of {plan.benchmark}."
-        benchmark = BENCHMARKS[plan.benchmark]
-    else:
-        remark += f", over {counted(len(columns), 'domain')}{_of_how_many(plan.benchmark, columns)}."
-        benchmark = Benchmark(plan.benchmark, dict.fromkeys(columns, ()))
-    return Reference(benchmark, individual, whole, official=False, remark=remark)
-
-
-def is_whole(benchmark: str, columns: Sequence[str]) -> bool:
-    """Whether the columns are, each once, the domains of a published benchmark."""
-    known = BENCHMARKS.get(benchmark)
+    scope = counted(len(columns), "domain")
     if known is None:
-        return False
-    names = [canonical(known, column) for column in columns]
-    return len(names) == len(known.domains) and set(names) == set(known.domains)
+        scope += f" of {plan.benchmark}, which is not a published benchmark: it compares the rows of this table only"
+    elif whole:
+        scope = f"all {scope} of {known.name}"
+    else:
+        lacking = ", ".join(domain for domain in known.domains if domain not in names.values())
+        foreign = ", ".join(column for column, domain in names.items() if domain is None)
+        told = "; ".join(f"{how} {which}" for how, which in (("without", lacking), ("with", foreign)) if which)
+        scope += f", not the {len(known.domains)} of {known.name} ({told}): it cannot be compared with published scores"
+    remark = f"The score is measured against the individual networks (finetune) of these runs, over {scope}."
+    benchmark = known if known is not None and whole else Benchmark(plan.benchmark, dict.fromkeys(columns, ()))
+    return Reference(benchmark, individual, whole, official=False, remark=remark)
 
 
 def _trouble(columns: Sequence[str], individual: Mapping[str, float] | None) -> str:
     if individual is None:
         return "it is measured against individual networks, and these runs have no finetune. Add it to --methods."
-    lacking = [column for column in columns if column not in individual]
-    if lacking:
+    if lacking := [column for column in columns if column not in individual]:
         return f"the individual networks (finetune) have no accuracy on {', '.join(lacking)} yet."
-    perfect = [column for column in columns if individual[column] == 100]
-    if perfect:
+    if perfect := [column for column in columns if individual[column] == 100]:
         return (
             f"the individual networks (finetune) have no error on {', '.join(perfect)}, so nothing "
             "can be measured against them."
         )
     return ""
-
-
-def _of_how_many(name: str, columns: Sequence[str]) -> str:
-    known = BENCHMARKS.get(name)
-    if known is None:
-        return f" of {name}, which is not a published benchmark: it compares the rows of this table only"
-    names = {column: canonical(known, column) for column in columns}
-    lacking = [domain for domain in known.domains if domain not in names.values()]
-    foreign = [column for column, domain in names.items() if domain is None]
-    told = [f"without {', '.join(lacking)}"] if lacking else []
-    told += [f"with {', '.join(foreign)}"] if foreign else []
-    return f", not the {len(known.domains)} of {name} ({'; '.join(told)}): it cannot be compared with published scores"

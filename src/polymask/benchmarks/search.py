@@ -81,12 +81,6 @@ def choose(
     return Tuned(fields, tuple(domains), seed, found, dict(best.values), remark)
 
 
-def same_search(tuned: Tuned, trials: Sequence[Mapping[str, Any]], domains: Sequence[str], seed: int) -> bool:
-    """Whether a search that was made is the one that is asked for."""
-    made = [dict(trial.values) for trial in tuned.trials]
-    return (tuned.domains, tuned.seed, made) == (tuple(domains), seed, list(trials))
-
-
 def trials_of(text: str, ladders: Sequence[Ladder]) -> list[dict[str, Any]]:
     """The combinations of values to try, each known to make sense for the method."""
     if not ladders:
