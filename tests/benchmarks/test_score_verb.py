@@ -1,4 +1,4 @@
-"""`polymask score`, run as users run it: as a process."""
+"""`polymask score`, as users call it, once as a process of its own."""
 
 import json
 import subprocess
@@ -10,6 +10,9 @@ import pytest
 
 from polymask.benchmarks.published import published_table
 from polymask.benchmarks.submission import read_labels
+from polymask.cli import main
+
+Scored = Callable[[str], tuple[str, str]]
 
 QUIET = (
     "import sys; from polymask.cli import main; code = main(sys.argv[1:]);"
@@ -17,21 +20,10 @@ QUIET = (
 )
 
 
-def polymask(*words: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    run = subprocess.run(
-        [sys.executable, "-c", QUIET, "score", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert not check or run.returncode == 0, run.stderr
-    return run
-
-
 @pytest.fixture
-def room(tmp_path: Path, make_labels: Callable[..., Path]) -> Path:
-    """A folder with accuracies of both benchmarks, labels and results."""
+def room(tmp_path: Path, make_labels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """We stand in a folder with accuracies of both benchmarks, labels and results."""
+    monkeypatch.chdir(tmp_path)
     decathlon = published_table("decathlon").rows["affine_full"].accuracy
     (tmp_path / "decathlon.json").write_text(json.dumps(decathlon))
     table = published_table("resnet50")
@@ -50,39 +42,53 @@ def room(tmp_path: Path, make_labels: Callable[..., Path]) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def scored(room: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[str, str]]:
+    """Calls the verb in that room; what it writes to standard output and to standard error."""
+
+    def call(words: str) -> tuple[str, str]:
+        assert main(["score", *words.split()]) == 0
+        return capsys.readouterr()
+
+    return call
+
+
 def test_accuracies_are_scored_without_torch(room: Path) -> None:
-    words = ["--benchmark", "decathlon", "--accuracies", "decathlon.json"]
-    result = json.loads(polymask(*words, "--json", cwd=room).stdout)
+    words = ["score", "--benchmark", "decathlon", "--accuracies", "decathlon.json", "--json"]
+    run = subprocess.run([sys.executable, "-c", QUIET, *words], capture_output=True, text=True, check=True, timeout=300)
+    result = json.loads(run.stdout)
     assert round(result["score"]) == 3495
     assert (round(result["low"], 1), round(result["high"], 1)) == (3457.6, 3532.8)
     assert sum(result["per_domain"].values()) == pytest.approx(result["score"])
     assert "score_per_param" not in result
-    text = polymask(*words, cwd=room).stdout
-    assert "score 3495.1, 3457.6 to 3532.8 as the accuracies are rounded" in text
-    assert "gtsrb" in text
 
 
-def test_the_number_of_decimals_can_be_said(room: Path) -> None:
-    words = ["--benchmark", "decathlon", "--accuracies", "decathlon.json", "--decimals", "3"]
-    result = json.loads(polymask(*words, "--json", cwd=room).stdout)
+def test_a_person_sees_the_score_its_interval_and_every_domain(scored: Scored) -> None:
+    text, _ = scored("--benchmark decathlon --accuracies decathlon.json")
+    assert all(number in text for number in ("3495.1", "3457.6", "3532.8"))
+    assert all(domain in text for domain in published_table("decathlon").rows["affine_full"].accuracy)
+
+
+def test_the_number_of_decimals_can_be_said(scored: Scored) -> None:
+    result = json.loads(scored("--benchmark decathlon --accuracies decathlon.json --decimals 3 --json")[0])
     assert 0 < result["high"] - result["low"] < 1
 
 
-def test_imagenet_to_sketch_has_its_reference_in_the_file(room: Path) -> None:
-    words = ["--benchmark", "imagenet-to-sketch", "--accuracies", "sketch.json"]
-    result = json.loads(polymask(*words, "--json", cwd=room).stdout)
+def test_imagenet_to_sketch_has_its_reference_in_the_file(scored: Scored) -> None:
+    words = "--benchmark imagenet-to-sketch --accuracies sketch.json"
+    result = json.loads(scored(f"{words} --json")[0])
     assert round(result["score"]) == 1458
     assert round(result["score_per_param"]) == 1246
     assert (round(result["low"], 1), round(result["high"], 1)) == (1427.7, 1488.6)
-    assert "score per parameter 1246.3" in polymask(*words, cwd=room).stdout
+    assert "1246.3" in scored(words)[0]
 
 
-def test_a_submission_is_scored_by_the_labels(room: Path) -> None:
-    words = ["--benchmark", "decathlon", "--results", "results.json", "--labels"]
-    run = polymask(*words, "labels_test.zip", "--json", cwd=room)
-    result = json.loads(run.stdout)
+def test_a_submission_is_scored_by_the_labels(scored: Scored) -> None:
+    out, err = scored("--benchmark decathlon --results results.json --labels labels_test.zip --json")
+    result = json.loads(out)
     assert result["score"] == result["low"] == result["high"] == 10_000
-    assert "has 40 test images, the challenge 139,760" in run.stderr
+    assert "40 test images" in err
+    assert "139,760" in err
 
 
 @pytest.mark.parametrize(
@@ -103,14 +109,14 @@ def test_a_submission_is_scored_by_the_labels(room: Path) -> None:
         ),
     ],
 )
-def test_errors_are_one_line(room: Path, words: str, message: str) -> None:
-    run = polymask("--benchmark", *words.split(), cwd=room, check=False)
-    assert run.returncode == 1
-    assert message in run.stderr
-    assert "Traceback" not in run.stderr
-    assert run.stderr.strip().splitlines()[-1].startswith("polymask: ")
+def test_errors_are_one_line(room: Path, capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+    assert main(["score", "--benchmark", *words.split()]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.strip().splitlines()[-1].startswith("polymask: ")
 
 
 def test_an_unknown_benchmark_makes_no_sense(room: Path) -> None:
-    words = ["--benchmark", "marathon", "--accuracies", "decathlon.json"]
-    assert polymask(*words, cwd=room, check=False).returncode == 2
+    with pytest.raises(SystemExit) as stopped:
+        main(["score", "--benchmark", "marathon", "--accuracies", "decathlon.json"])
+    assert stopped.value.code == 2

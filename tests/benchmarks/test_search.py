@@ -172,7 +172,7 @@ def test_a_search_and_its_runs_from_images_to_results(suite, tmp_path):
 
 
 def test_a_run_says_how_many_bits_of_its_masks_moved(suite, tmp_path):
-    texts = ("affine-full:distance=1", "piggyback:distance=1000", "finetune")
+    texts = ("affine-full:distance=1", "piggyback:distance=1000", "classifier-only")
     request = ask(suite, tmp_path, texts, seeds=(0,), ladders=())
     by_method = {}
     for job in final_jobs(request, make_plan(request)):

@@ -160,14 +160,13 @@ def test_archives_that_are_not_what_they_should_be_are_refused(make_labels: Make
         read_labels(path)
 
 
-@pytest.mark.parametrize("damage", [0x01, 0x40, 0xA5])
-def test_no_damaged_byte_leads_to_another_error(make_labels: MakeLabels, damage: int) -> None:
+def test_no_damaged_byte_leads_to_another_error(make_labels: MakeLabels) -> None:
     path = make_labels()
     whole = path.read_bytes()
     messages = []
-    for place in range(0, len(whole), 3):
+    for place in range(0, len(whole), 4):
         data = bytearray(whole)
-        data[place] ^= damage
+        data[place] ^= (0x01, 0x40, 0xA5)[place % 3]
         path.write_bytes(data)
         try:
             read_labels(path)
