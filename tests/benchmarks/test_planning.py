@@ -66,7 +66,7 @@ def test_two_folders_for_one_domain_are_refused_by_name(tmp_path):
     [
         ("decathlon", None, "give --data DIR"),
         ("decathlon", "nowhere", "is not a folder"),
-        ("decathlon", ".", "has none of the domains of decathlon"),
+        ("decathlon", ".", "has no domain of decathlon"),
         ("decatlon", None, "neither a benchmark"),
     ],
 )

@@ -117,7 +117,7 @@ def test_what_is_wrong_with_labels_is_named(make_labels: MakeLabels, tmp_path: P
     one = {"image_id": 40203761, "category_id": 40000001}
     refuse("more than one answer for image 40203761 of dtd", dtd={"annotations": [one, one]})
     wrong = {"annotations": [one | {"category_id": 40000048}]}
-    refuse("image 40203761 has category 40000048, which is none of dtd", dtd=wrong)
+    refuse("image 40203761 has category 40000048, which dtd does not have", dtd=wrong)
     refuse("has image 7 of no domain", dtd={"annotations": [one | {"image_id": 7}]})
     with pytest.raises(BenchmarkError, match=r"none\.zip cannot be read"):
         read_labels(tmp_path / "none.zip")

@@ -323,7 +323,7 @@ class Movement:
 
 
 def movement(found: Iterable[DomainOutcome]) -> Movement | None:
-    """Of all these masks together; None where there are none, or nobody counted."""
+    """Of all these masks together; None where there are none, or they were not counted."""
     counted = [(one.flipped, one.masked) for one in found if one.flipped is not None and one.masked]
     masked = sum(bits or 0 for _, bits in counted)
     return Movement(sum(bits for bits, _ in counted), masked) if masked else None

@@ -12,7 +12,7 @@ the ten folder names of the challenge (aircraft … vgg-flowers), each in COCO's
      "categories": [{"id": 10000001, "name": "707-320", …}, …], "info": …, "licenses": …}
 
 Only the annotations are used. A folder around the files does no harm. Nothing is unpacked to disk, and no more is read
-than such files can need, whatever sizes the archive claims.
+than such files can need, even if the archive claims other sizes.
 
 A submission, results.json, is one list with an entry for every test image of all ten domains, in any order:
 
@@ -175,9 +175,8 @@ def _labels(path: Path, content: Any, ids: DomainIds) -> dict[int, int]:
         raise BenchmarkError(f"{where} has {name_images(foreign)}; copy the archive again")
     for image, category in labels.items():
         if category not in ids.categories:
-            raise BenchmarkError(
-                f"{where}: image {image} has category {category}, which is none of {ids.domain}; copy the archive again"
-            )
+            told = f"image {image} has category {category}, which {ids.domain} does not have"
+            raise BenchmarkError(f"{where}: {told}; copy the archive again")
     return labels
 
 

@@ -49,7 +49,7 @@ class Benchmark:
         raise BenchmarkError(f"{name!r} is not a domain of {self.name}; {near_matches(name, self.domains)}")
 
     def arrange(self, values: Mapping[str, Value], what: str) -> dict[str, Value]:
-        """The values by domain, in the benchmark's order: one for each domain, by whatever name."""
+        """The values by domain, in the benchmark's order: one for each domain, by any of its names."""
         names: dict[str, str] = {}
         for name in values:
             domain = self.find(name)
@@ -196,7 +196,7 @@ def _suite(benchmark: Benchmark, sources: dict[str, str], own: str, data: Path) 
     own_source = sources.pop(own, None)
     if not sources:
         raise BenchmarkError(
-            f"{data} has none of the domains of {benchmark.name} "
+            f"{data} has no domain of {benchmark.name} "
             f"({', '.join(benchmark.domains)}); see docs/reproduce.md for the layout"
         )
     ordered = {domain.lower().replace(" ", "-"): sources[domain] for domain in benchmark.domains if domain in sources}

@@ -171,7 +171,7 @@ def push(
     """
     place = HubName.parse(f"{PREFIX}{repo}")
     if place.file or place.revision:
-        raise HubError(f"{repo} is no repository; write USER/REPO")
+        raise HubError(f"{repo} is not a repository; write USER/REPO")
     name = name or repo.partition("/")[2]
     check_name(name)
     hub, pack = open_hub(token), f"{name}{SUFFIX}"

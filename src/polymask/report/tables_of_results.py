@@ -172,7 +172,7 @@ def _moved_note(table: ResultTable) -> str:
         for row in table.rows
         if row.moved is None and any(d.layers for o in row.outcomes for d in o.domains.values())
     ]
-    or_uncounted = f", or nobody counted ({listed(uncounted)})" if uncounted else ""
+    or_uncounted = f", or they were not counted ({listed(uncounted)})" if uncounted else ""
     return (
         f"Bits moved: the share of a row's mask bits that are not as they started; {NOTHING}: it has no masks that are "
         f"learned{or_uncounted}."

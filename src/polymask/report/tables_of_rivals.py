@@ -42,7 +42,7 @@ def _published_notes(match: PublishedMatch) -> list[str]:
             f"printed accuracies on those alone, against the {networks} networks."
         )
     elif not match.shared:
-        notes.append("The runs above have none of these domains.")
+        notes.append("The runs above do not have these domains.")
     wrong = []
     for (system, cell), value in match.misprints.items():
         column = {"score": "Score"}.get(cell, "Score / #Params")
@@ -96,7 +96,7 @@ def ablation_table(ablations: Sequence[Ablation], table: ResultTable) -> PageTab
             "where it holds 0 the two cannot be told apart."
         )
     if not printed:
-        notes.append("The paper's ablation has none of these domains.")
+        notes.append("The paper's ablation does not have these domains.")
     title = "Ablation: what each part of the affine mask is worth"
     return PageTable("ablation", title, "", "method", headings, rows, notes)
 
