@@ -87,7 +87,7 @@ def convert(
     if steps < 0 or not rate > 0:
         raise ConvertError(f"steps={steps} and rate={rate}: give steps from 0 and a positive rate")
     tuned = state if isinstance(state, Finetuned) else Finetuned.read(base, state)
-    if not isinstance(data, DomainData) and data is not None:
+    if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
     tuned, names, labelled, notes = name_outputs(tuned, classes, data)
     if train_masks and not labelled:
@@ -151,8 +151,7 @@ def one_bit_domain(base: Base, tuned: Finetuned, classes: Sequence[str]) -> Doma
             stored[f"transform/{name}/bias"] = tuned.delta(base, site.bias)
     for norm, own in domain.named_norms():
         for leaf in own.stored():
-            tensor = tuned.tensors[f"{norm}.{leaf}".lstrip(".")]
-            stored[f"norm/{norm}/{leaf}"] = tensor.clone()
+            stored[f"norm/{norm}/{leaf}"] = tuned.tensors[f"{norm}.{leaf}".lstrip(".")].clone()
     wanted = {n: t.dtype for n, t in domain.stored().items() if isinstance(t, Tensor)}
     wide = {n: t.to(wanted[n]) if isinstance(t, Tensor) else t for n, t in stored.items()}
     return domain.restore(wide).to(base.device)
@@ -206,8 +205,7 @@ def _with_statistics(
     Batch norms undo what one bit a weight does to the scale of activations, if their statistics
     are of those activations; but a checkpoint may rely on statistics that are not of its images.
     """
-    has_some = any(list(own.buffers()) for _, own in domain.named_norms())
-    if wanted == "checkpoint" or not has_some:
+    if wanted == "checkpoint" or not any(list(own.buffers()) for _, own in domain.named_norms()):
         return domain, "checkpoint"
     again = domain.frozen()
     batches = islice(loaders.train.batches(), _BATCHES)

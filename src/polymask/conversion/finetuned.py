@@ -84,8 +84,6 @@ class Finetuned:
 
 def _fitted(base: Base, state: Mapping[str, Any], source: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """The tensors by the base's names, the classifier's weight and its bias; raises where anything is wrong."""
-    head = base.head
-    assert isinstance(head, nn.Linear)
     weight, bias = f"{base.classifier}.weight", f"{base.classifier}.bias"
     own = {n: t for n, t in base.net.state_dict(keep_vars=True).items() if not n.endswith(COUNTER)}
     named = _plain_names(_unnested(state), {*own, weight, bias})
@@ -120,9 +118,10 @@ def _fitted(base: Base, state: Mapping[str, Any], source: str) -> tuple[dict[str
             f"{source} does not fit base {base.name}: {'; '.join(texts)}; give the base that it "
             "was fine-tuned from, and a state dict with that base's names"
         )
+    assert isinstance(base.head, nn.Linear)
     tensors = {name: known[place].to(own[name]) for name, place in places.items()}
-    rows = known[weight].to(head.weight)
-    return tensors, rows, known.get(bias, torch.zeros(len(rows))).to(head.weight)
+    rows = known[weight].to(base.head.weight)
+    return tensors, rows, known.get(bias, torch.zeros(len(rows))).to(rows)
 
 
 def _unnested(state: Mapping[str, Any]) -> Mapping[str, Any]:

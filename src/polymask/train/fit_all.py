@@ -94,11 +94,8 @@ class Fitted:
     @property
     def forgotten(self) -> dict[str, float]:
         """Points that each domain lost between its own training and the end."""
-        return {
-            name: before - after
-            for name, before in self.learned.items()
-            if before is not None and (after := self.final[name]) is not None
-        }
+        pairs = {name: (before, self.final[name]) for name, before in self.learned.items()}
+        return {name: a - b for name, (a, b) in pairs.items() if a is not None and b is not None}
 
 
 def fit_all(

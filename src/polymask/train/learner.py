@@ -57,10 +57,7 @@ class Learner(ABC):
 
     @abstractmethod
     def step(self, images: Tensor, labels: Tensor, epoch: float) -> Step:
-        """One step of training, `epoch` epochs into it.
-
-        Nothing is changed where the loss is not finite.
-        """
+        """One step of training, `epoch` epochs into it; nothing is changed where the loss is not finite."""
 
     def end_epoch(self) -> None:  # noqa: B027 - most have nothing to do
         """The steps of an epoch are done, or were stopped: measuring or saving comes next."""
@@ -203,7 +200,7 @@ class JointLearner(Learner):
         pairs = zip(domains, objectives, strict=True)
         self.learners = [DomainLearner(base, domain, recipe, its, self.optimisers) for domain, its in pairs]
         self.sums = [[0.0, 0, 0] for _ in domains]  # loss, right and images of each, in this epoch
-        self.found: list[float | None] = [None] * len(domains)
+        self.accuracies: list[float | None] = [None] * len(domains)
         self.histories: list[list[EpochRecord]] = [[] for _ in domains]
 
     def begin_epoch(self) -> None:
@@ -224,11 +221,11 @@ class JointLearner(Learner):
     def measure(self, val: Batches) -> float:
         """The mean accuracy on all that there is to measure on; `val` is one of them."""
         pairs = zip(self.learners, self.vals, strict=True)
-        self.found = [None if its is None else learner.measure(its) for learner, its in pairs]
-        return fmean(accuracy for accuracy in self.found if accuracy is not None)
+        self.accuracies = [None if its is None else learner.measure(its) for learner, its in pairs]
+        return fmean(accuracy for accuracy in self.accuracies if accuracy is not None)
 
     def note(self, record: EpochRecord) -> None:
-        for history, (loss, right, seen), accuracy in zip(self.histories, self.sums, self.found, strict=True):
+        for history, (loss, right, seen), accuracy in zip(self.histories, self.sums, self.accuracies, strict=True):
             history.append(replace(record, loss=loss / seen, train_accuracy=100 * right / seen, val_accuracy=accuracy))
         self.sums = [[0.0, 0, 0] for _ in self.domains]
 
@@ -294,9 +291,6 @@ def to_device(images: Tensor, labels: Tensor, device: torch.device, *, channels_
 
 def mask_density(domain: Domain) -> float | None:
     """The share of ones in all masks of a domain; None where there are no masks."""
-    ones = total = 0
-    for _, transform in domain.named_transforms():
-        mask = transform.mask()
-        if mask is not None:
-            ones, total = ones + int(mask.sum()), total + mask.numel()
-    return ones / total if total else None
+    masks = [mask for _, transform in domain.named_transforms() if (mask := transform.mask()) is not None]
+    total = sum(mask.numel() for mask in masks)
+    return sum(int(mask.sum()) for mask in masks) / total if total else None

@@ -160,9 +160,7 @@ def read_likeness(note: Any, size: int | None) -> Tensor | None:
     if len(data) != 2 * size:
         return None
     direction = torch.from_numpy(np.frombuffer(data, "<f2").astype(np.float32))
-    if not torch.isfinite(direction).all() or not 0.5 < float(direction.norm()) < 2:
-        return None
-    return normalize(direction, dim=0)
+    return normalize(direction, dim=0) if 0.5 < float(direction.norm()) < 2 else None  # not so with NaN or infinity
 
 
 def likeness_cosines(features: Tensor, likenesses: Tensor) -> Tensor:

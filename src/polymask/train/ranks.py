@@ -50,7 +50,7 @@ class Shard:
         """The pieces of an epoch's batches, from batch `start` on."""
         with closing(self._sized(epoch, start)) as pieces:
             for size, images, labels in pieces:
-                self.counted = 0 if self._is_small(size) and self.rank > 0 else len(labels)
+                self.counted = 0 if size < 2 * self.world and self.rank > 0 else len(labels)
                 yield images, labels
 
     def counted_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -61,12 +61,9 @@ class Shard:
 
     def cut(self, size: int) -> slice:
         """Which images of a batch of this size are in the piece."""
-        if self._is_small(size):
+        if size < 2 * self.world:
             return slice(size)
         return slice(size * self.rank // self.world, size * (self.rank + 1) // self.world)
-
-    def _is_small(self, size: int) -> bool:
-        return size < 2 * self.world
 
     def _sized(self, epoch: int, start: int) -> Generator[tuple[int, Tensor, Tensor], None, None]:
         """The size of each batch, and its piece."""
@@ -124,11 +121,8 @@ def join_ranks(
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     place = torch.device("cpu")
     if torch.device(device).type == "cuda":
-        if local >= torch.cuda.device_count():
-            raise TrainingError(
-                f"process {local} of this machine has no GPU: there are "
-                f"{torch.cuda.device_count()}; start as many processes as GPUs"
-            )
+        if local >= (count := torch.cuda.device_count()):
+            raise TrainingError(f"process {local} here has no GPU: there are {count}; start as many processes as GPUs")
         place = torch.device("cuda", local)
         torch.cuda.set_device(place)
     backend = "gloo" if place.type == "cpu" else "nccl"
@@ -180,20 +174,17 @@ class Ranks:
         """A training that all processes do together; raise unless they are about to do the same."""
         from polymask.train.ranked_steps import SharedSession
 
-        smallest = getattr(train, "batch_size", 2 * self.world)
-        if smallest < 2 * self.world:
-            raise TrainingError(
-                f"batches of {smallest} images give {self.world} processes fewer than two each; "
-                f"give --batch-size {2 * self.world} or more"
-            )
+        smallest, needed = getattr(train, "batch_size", 2 * self.world), 2 * self.world
+        if smallest < needed:
+            few = f"batches of {smallest} images give {self.world} processes fewer than two each"
+            raise TrainingError(f"{few}; give --batch-size {needed} or more")
         facts = {name: json.dumps(value) for name, value in run.identity.items()}
         facts |= {f"{name} (training)": value for name, value in describe(train).items()}
         facts |= {f"{name} (validation)": value for name, value in describe(val).items()}
         facts["the checkpoint to go on from"] = str([run.stage, run.epoch, run.step])
         facts["versions"] = f"polymask {__version__}, torch {torch.__version__}"
         self.check_same(facts)
-        shard = Shard(train, self.rank, self.world)
-        return SharedSession(self, shard, run.identity["seed"], stop)
+        return SharedSession(self, Shard(train, self.rank, self.world), run.identity["seed"], stop)
 
     def check_same(self, facts: Mapping[str, str]) -> None:
         """Raise, in all processes alike, unless all have the same facts."""

@@ -145,8 +145,7 @@ class Run:
         """Go on from a checkpoint of the same run; raise if it is of another."""
         state = _current(load_checkpoint(path))
         for name, value in self.identity.items():
-            then = state["identity"].get(name)
-            if plain(then) != plain(value):
+            if plain(then := state["identity"].get(name)) != plain(value):
                 raise CheckpointError(
                     f"{path} is of a run with another {name} ({then}, now {value}); "
                     "resume with the same options, or delete it to start again"
@@ -191,13 +190,9 @@ def _mean(values: list[Any]) -> Any:
 
 def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What a run is that trains a domain."""
-    return {
-        "seed": seed,
-        "recipe": recipe.to_json(),
-        "base": domain.fingerprint,
-        "method": {"name": domain.method.name} | domain.method.options(),
-        "classes": domain.classes,
-    }
+    method = {"name": domain.method.name} | domain.method.options()
+    about = {"seed": seed, "recipe": recipe.to_json(), "base": domain.fingerprint}
+    return about | {"method": method, "classes": domain.classes}
 
 
 def plain(value: Any) -> Any:
