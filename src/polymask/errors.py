@@ -56,11 +56,11 @@ class EngineError(PolymaskError):
 
 
 class ExportError(PolymaskError):
-    """A network cannot be exported, or its export does not say what it says."""
+    """A network cannot be exported, or its export gives other outputs."""
 
 
 class HubError(PolymaskError):
-    """A pack cannot be had from the Hugging Face Hub, or not be put there."""
+    """A pack cannot be fetched from the Hugging Face Hub, or pushed to it."""
 
 
 class TrainingError(PolymaskError):

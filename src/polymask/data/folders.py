@@ -163,7 +163,7 @@ STRIPPED = "test_stripped"  # images without labels: of its JSON only the list o
 
 
 def load_decathlon(place: str, seed: int) -> DomainData:
-    """Load `ROOT/NAME`. The official val is kept, so `seed` has no say.
+    """Load `ROOT/NAME`. The official val is kept, so `seed` does not matter.
 
     Test labels come from NAME_test.json where there is one; NAME_test_stripped.json gives test
     images without labels, and then `test` is None and only `submission` has them.

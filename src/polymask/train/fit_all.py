@@ -80,10 +80,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Domains in their stored form, and what they can; accuracies in percent.
-
-    Accuracies are on test, or on val where there is no test, or None.
-    """
+    """Domains in their stored form, with accuracies in percent: on test, else on val, else None."""
 
     domains: dict[str, Domain]
     histories: dict[str, list[EpochRecord]]

@@ -60,7 +60,7 @@ class Learner(ABC):
         """One step of training, `epoch` epochs into it; nothing is changed where the loss is not finite."""
 
     def end_epoch(self) -> None:  # noqa: B027 - most have nothing to do
-        """The steps of an epoch are done, or were stopped: measuring or saving comes next."""
+        """The steps of an epoch are done or were stopped; measuring or saving comes next."""
 
     @abstractmethod
     def measure(self, val: Batches) -> float:
@@ -88,7 +88,7 @@ class Learner(ABC):
         return None
 
     def note(self, record: EpochRecord) -> None:  # noqa: B027 - most have nothing to do
-        """An epoch is over, and this is what is said of it."""
+        """Take note of the record of an epoch."""
 
 
 class DomainLearner(Learner):
