@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from polymask.cli.parser import VERBS, meanings_of, taken_apart
+from polymask.cli.parser import VERBS, meanings_of, value_type
 from polymask.cli.verb import Verb
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
@@ -76,10 +76,10 @@ class Option:
     """One option, as it is typed and as it is explained."""
 
     def __init__(self, kind: Any, field: Field[Any], meaning: str) -> None:
-        self.by_place, kind = taken_apart(kind)
+        self.positional, kind = value_type(kind)
         self.meaning = meaning
         several = "…" if get_origin(kind) in (list, tuple) else ""
-        if self.by_place:
+        if self.positional:
             self.shown = field.name.upper() + several
         elif kind is bool:
             self.shown = flag(field.name)
@@ -87,12 +87,12 @@ class Option:
             self.shown = f"{flag(field.name)} {value(kind)}{several}"
         self.default = "" if kind is bool else default(field)
         self.needed = field.default is MISSING and field.default_factory is MISSING
-        self.rank = 0 if self.by_place else 1 if self.needed else 2
+        self.rank = 0 if self.positional else 1 if self.needed else 2
 
     @property
     def in_usage(self) -> str:
         """How it stands in the line that shows a command."""
-        return f"[{self.shown}]" if self.by_place and not self.needed else self.shown
+        return f"[{self.shown}]" if self.positional and not self.needed else self.shown
 
 
 def option(verb: type[Any], field: Field[Any]) -> Option:

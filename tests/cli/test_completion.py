@@ -53,7 +53,7 @@ def test_every_verb_is_offered_and_those_that_begin_as_typed(offered):
 def test_the_options_of_a_verb_are_offered(offered):
     assert offered("merge", "digits", "--o") == ["--out"]
     assert set(offered("export", "-")) == {
-        f"--{option.name}" for option in options_of(VERBS["export"]) if not option.by_place
+        f"--{option.name}" for option in options_of(VERBS["export"]) if not option.positional
     }
     assert "--weight-decay" in offered("learn", "x", "--weight")
 
@@ -82,7 +82,7 @@ def test_what_is_offered_is_what_the_parser_takes(capsys):
             parse([name, "--help"])
         said = capsys.readouterr().out
         for option in options_of(verb):
-            assert option.by_place or f"--{option.name}" in said, (name, option.name)
+            assert option.positional or f"--{option.name}" in said, (name, option.name)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -105,7 +105,7 @@ def test_fish_gets_a_line_for_every_verb_and_option(capsys):
         assert f"-n __fish_use_subcommand -f -a {name} -d '" in text
         seen = [line for line in text.splitlines() if f"seen_subcommand_from {name}'" in line]
         for option in options_of(verb):
-            assert option.by_place or any(f"-l {option.name}" in line for line in seen)
+            assert option.positional or any(f"-l {option.name}" in line for line in seen)
     assert text.replace("\\'", "").count("'") % 2 == 0
 
 

@@ -171,7 +171,7 @@ def test_a_method_that_was_never_counted_is_counted_when_it_is_listed(printed, m
         (["learn", "a/b", "--data", "digits"], "'a/b' cannot name a domain"),
         (["learn", "x", "--data", "digit"], "no data called 'digit'; did you mean digits?"),
         (["learn", "x", "--data", "digits", "--recipe", "quik"], "recipe 'quik' is not known"),
-        (["predict", "shapes", "none.jpg"], "none.jpg stands for no image"),
+        (["predict", "shapes", "none.jpg"], "none.jpg matches no image"),
         (["evaluate", "shapes", "--data", "letters"], "the classes of letters"),
     ],
 )

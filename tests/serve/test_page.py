@@ -59,7 +59,7 @@ def test_an_image_can_be_pasted(page):
 
 def test_what_is_no_image_is_said_to_be_none(page):
     page.drop(b"hello", "a.txt", "text/plain")
-    assert "no image" in page.wait_for("document.querySelector('.answer .problem')?.innerText")
+    assert "not an image" in page.wait_for("document.querySelector('.answer .problem')?.innerText")
     page.drop(b"hello", "a.png", "image/png")
     page.wait_for("document.querySelector('.answer .problem')?.innerText.includes('can be read')")
 

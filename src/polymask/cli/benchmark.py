@@ -29,14 +29,14 @@ class BenchmarkVerb(BaseVerb):
     benchmark: tyro.conf.Positional[str]
     """imagenet-to-sketch, decathlon, demo, or a folder with a folder for each domain."""
     methods: str
-    """Names, with commas between; after colons options of the method, and fields of the recipe for
+    """Names, separated by commas; after colons, options of the method and fields of the recipe for
     this row: affine-full,ba2:norms=own,lora-conv:rate=3e-3,dan:recipe=residual-adapters."""
     base: str = "efficientnet-lite0"
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     data: Path | None = None
     """The folder of the benchmark's images."""
     seeds: str = "0"
-    """Numbers, with commas between."""
+    """Numbers, separated by commas."""
     out: Path = Path("runs")
     """Where the runs go: one folder holds runs of one plan."""
     recipe: str | None = None
@@ -50,18 +50,18 @@ class BenchmarkVerb(BaseVerb):
     orders: str = "down,up"
     """For methods where the order of domains counts: down, up, or both."""
     limit: int | None = None
-    """At most so many training images of a domain."""
+    """The most training images to use of a domain."""
     classes: str | None = None
-    """Only the first so many classes: 50 for every domain, or cubs=50,flowers=20."""
+    """Keep only the first classes: 50 of every domain, or cubs=50,flowers=20."""
     domains: str | None = None
-    """Only these domains, with commas between."""
+    """Only these domains, separated by commas."""
     labels: Path | None = None
     """The decathlon's labels_test.zip, where the annotations of test are stripped."""
     tune: tuple[str, ...] = ()
     """Search on val before the runs, for each method: rate=1e-4,3e-4,1e-3 (a field of the recipe or
     an option), lora-conv:rate=1e-3,3e-3 for one method. A rate is that of whole weights too."""
     tune_on: str | None = None
-    """The domains whose val decides, with commas between; all of them unless given."""
+    """The domains whose val decides, separated by commas; by default all."""
     submission: bool = False
     """Write the decathlon's results.json for every method and seed."""
     engine: Literal["local", "ray"] = "local"
@@ -69,7 +69,7 @@ class BenchmarkVerb(BaseVerb):
     workers: int = 1
     """local: processes that work at the same time."""
     threads: int | None = None
-    """Of each process."""
+    """Threads of each process."""
     address: str | None = None
     """ray: auto, or HOST:PORT of the head node; one of its own on this machine unless given."""
     cpus_per_job: float = 1
@@ -181,7 +181,7 @@ class BenchmarkVerb(BaseVerb):
 def _listed(what: str, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise BenchmarkError(f"--{what} names none; give some, with commas between")
+        raise BenchmarkError(f"--{what} is empty; give names, separated by commas")
     return names
 
 
@@ -189,7 +189,7 @@ def _seeds(text: str) -> tuple[int, ...]:
     found = _listed("seeds", text)
     for part in found:
         if not (part.isascii() and part.isdigit()):
-            raise BenchmarkError(f"--seeds has {part!r}; give numbers from 0, with commas between")
+            raise BenchmarkError(f"--seeds has {part!r}; give numbers from 0, separated by commas")
     return tuple(map(int, found))
 
 

@@ -280,7 +280,7 @@ class DemoVerb(Verb):
     out: Path = Path("demo")
     """Where the packs and the report go."""
     seed: int = 0
-    """Rules everything random."""
+    """Seeds everything random."""
 
     def run(self) -> dict[str, Any]:
         from polymask.cli.demo import main_numbers, run_demo

@@ -102,7 +102,7 @@ class EvaluateVerb(PackVerb):
     split: str = "test"
     """Which images: train, val or test."""
     seed: int = 0
-    """The seed that cut the source into splits, where it does not come with splits."""
+    """The seed that split the source, where it does not come with splits."""
 
     def run(self) -> dict[str, Any]:
         from polymask.data.cache import cache_splits

@@ -65,11 +65,11 @@ def _first_line(verb: type[Verb]) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a verb, or what it is given by its place."""
+    """One option of a verb, or a positional argument."""
 
     name: str  # as it is typed, without dashes
     meaning: str
-    by_place: bool
+    positional: bool
     is_flag: bool  # takes no value
     words: tuple[str, ...]  # the values that it can have, where they are few
 
@@ -87,24 +87,24 @@ def _options(kind: type) -> Iterator[Option]:
         if is_dataclass(hint):
             yield from _options(hint)  # type: ignore[arg-type]
             continue
-        by_place, value = taken_apart(hint)
+        positional, value = value_type(hint)
         yield Option(
             name=field.name.replace("_", "-"),
             meaning=meanings.get(field.name, ""),
-            by_place=by_place,
+            positional=positional,
             is_flag=value is bool,
             words=tuple(map(str, get_args(value))) if get_origin(value) is Literal else (),
         )
 
 
-def taken_apart(hint: Any) -> tuple[bool, Any]:
-    """Whether an option is known by its place, and the type of its value."""
-    by_place = get_origin(hint) is Annotated and "Positional" in repr(hint.__metadata__)
+def value_type(hint: Any) -> tuple[bool, Any]:
+    """Whether an option is positional, and the type of its value."""
+    positional = get_origin(hint) is Annotated and "Positional" in repr(hint.__metadata__)
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(inner for inner in get_args(hint) if inner is not type(None))
-    return by_place, hint
+    return positional, hint
 
 
 def meanings_of(kind: type) -> dict[str, str]:
@@ -161,10 +161,10 @@ def bash_script() -> str:
     cases, values = [], []
     for name, verb in VERBS.items():
         found = options_of(verb)
-        named = [option for option in found if not option.by_place]
+        named = [option for option in found if not option.positional]
         flags = _lines(f"--{option.name}" for option in named)
         valued = " ".join(f"--{option.name}" for option in named if not option.is_flag)
-        places = "DOMAINS" if _takes_domain(found) else _lines(_words_by_place(found))
+        places = "DOMAINS" if _takes_domain(found) else _lines(_positional_words(found))
         cases.append(f"    {name}) options=$'{flags}' valued='{valued}' places=$'{places}' ;;")
         for option in named:
             if option.words:
@@ -186,7 +186,7 @@ def fish_script() -> str:
     for name, verb in VERBS.items():
         lines.append(f"-n __fish_use_subcommand -f -a {name} -d {_quoted(_first_line(verb))}")
         found, seen = options_of(verb), f"-n '__fish_seen_subcommand_from {name}'"
-        for option in (option for option in found if not option.by_place):
+        for option in (option for option in found if not option.positional):
             takes = "-f" if option.is_flag else "-r"
             if option.words:
                 takes = f"-x -a {_quoted(' '.join(option.words))}"
@@ -194,7 +194,7 @@ def fish_script() -> str:
             lines.append(f"{seen} {takes} -l {option.name}{meaning}")
         if _takes_domain(found):
             lines.append(f"{seen} -a {_quoted(_FISH_DOMAINS)}")
-        if words := _words_by_place(found):
+        if words := _positional_words(found):
             lines.append(f"{seen} -f -a {_quoted(' '.join(words))}")
     return _FISH + "".join(f"complete -c polymask {line}\n" for line in lines)
 
@@ -204,12 +204,12 @@ SCRIPTS: dict[str, Callable[[], str]] = {"bash": bash_script, "zsh": zsh_script,
 
 def _takes_domain(options: tuple[Option, ...]) -> bool:
     """Whether the verb takes the name of a domain in a library."""
-    places = {option.name for option in options if option.by_place}
+    places = {option.name for option in options if option.positional}
     return "pack" in places and any(option.name == "library" for option in options)
 
 
-def _words_by_place(options: tuple[Option, ...]) -> list[str]:
-    return [word for option in options if option.by_place for word in option.words]
+def _positional_words(options: tuple[Option, ...]) -> list[str]:
+    return [word for option in options if option.positional for word in option.words]
 
 
 def _lines(words: Any) -> str:

@@ -25,8 +25,8 @@ class ReportVerb(Verb):
     out: Path | None = None
     """Where the report goes: beside the runs, unless given."""
     compare: str | None = None
-    """Write nothing, but say who is ahead: affine-full,finetune; the first with each of the others,
-    over the domains of all folders."""
+    """Write nothing, but compare methods: affine-full,finetune. The first is compared with each of the
+    others, over the domains of all folders."""
 
     def run(self) -> dict[str, Any]:
         if self.compare is not None:
@@ -110,7 +110,7 @@ class ScoreVerb(Verb):
     """Score accuracies on a benchmark, or a submission of the decathlon against its test labels."""
 
     benchmark: Literal["decathlon", "imagenet-to-sketch"]
-    """Whose score."""
+    """The benchmark to score."""
     accuracies: Path | None = None
     """JSON: {domain: percent}, or {"accuracy": {…}, "reference": {…}, "params": 1.17}."""
     results: Path | None = None

@@ -123,9 +123,9 @@ class ImagesVerb(Verb):
     """A command that reads a domain's images and writes one file."""
 
     seed: int = 0
-    """Rules the cut of the data, the start and the order of the images."""
+    """Seeds the split of the data, the initial values and the order of the images."""
     limit: int | None = None
-    """At most so many training images."""
+    """The most training images to use."""
     cache: Path | None = None
     """A folder that keeps decoded images for the next run."""
     force: bool = False
@@ -181,7 +181,7 @@ def image_files(words: list[str]) -> list[Path]:
         else:
             inside = [Path(match) for match in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207
         if not inside:
-            raise DataError(f"{word} stands for no image; give files, folders or patterns")
+            raise DataError(f"{word} matches no image; give files, folders or patterns")
         found += inside
     return found
 

@@ -38,7 +38,7 @@ PAGES = Path(__file__).parent / "pages"
 _UPLOADS = 2  # at a time
 _PIECE = 1 << 20
 _PACK = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_NAMES = {"type": "string", "description": "names, with commas between them"}
+_NAMES = {"type": "string", "description": "names, separated by commas"}
 
 
 def open_base(settings: Settings) -> Base:

@@ -110,7 +110,7 @@ class Allowed:
     ) -> None:
         """Refuse, or return; `credentials` is how the OpenAPI knows of the token."""
         if self._forbidden:
-            raise Refusal(403, "this server takes no packs; its operator can give --token-file")
+            raise Refusal(403, "this server does not take packs; its operator can allow it with --token-file")
         if self._token is None:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

@@ -46,7 +46,7 @@ function askForToken() {
 
 function take(file) {
   if (!file || !file.type.startsWith("image/")) {
-    showProblem(new Error("that is no image"));
+    showProblem(new Error("that is not an image"));
     return;
   }
   state.image = file;
