@@ -149,12 +149,12 @@ def test_a_domain_takes_rank_times_the_rows_and_columns_of_every_site(rank):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank=0 must be a whole number from 1 on"),
+        ({"rank": 0}, "rank=0 must be a whole number from 1 to 65536"),
         ({"rank": 2.0}, r"rank=2\.0 must be a whole number"),
         ({"rank": True}, "rank=True must be a whole number"),
         ({"alpha": 0}, "alpha=0 must be a positive number"),
-        ({"alpha": math.inf}, "alpha=inf must be a positive number"),
-        ({"alpha": math.nan}, "alpha=nan must be a positive number"),
+        ({"alpha": math.inf}, "alpha=inf must be a number from -1e.09 to 1e.09"),
+        ({"alpha": math.nan}, "alpha=nan must be a number from -1e.09 to 1e.09"),
         ({"alpha": "8"}, "alpha='8' must be a positive number"),
     ],
 )

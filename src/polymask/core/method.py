@@ -38,7 +38,7 @@ class OptionChecks:
             if option.type is bool and not isinstance(value, bool):
                 raise MethodError(f"{option.name}={value!r} must be true or false")
             if isinstance(value, int | float) and not abs(value) <= _LARGEST:
-                raise MethodError(f"{option.name}={value!r} is too large; give at most {_LARGEST:g}")
+                raise MethodError(f"{option.name}={value!r} must be a number from {-_LARGEST:g} to {_LARGEST:g}")
 
     def check_range(self, option: str, low: float, high: float) -> None:
         """Raise unless the option is a number in [low, high]."""

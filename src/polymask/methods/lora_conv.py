@@ -44,7 +44,7 @@ class LoraConv(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_whole("rank")
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha < math.inf:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or self.alpha <= 0:
             raise MethodError(f"alpha={self.alpha!r} must be a positive number")
         object.__setattr__(self, "alpha", float(self.alpha))
 
