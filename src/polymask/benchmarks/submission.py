@@ -26,6 +26,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, SupportsIndex
 
@@ -57,13 +58,13 @@ class DomainIds:
     before: int  # train and val images
     test: int  # test images
 
-    @property
+    @cached_property
     def images(self) -> range:
         """The ids of the test images."""
         first = self.k * _BLOCK + _FIRST_IMAGE + self.before + 1
         return range(first, first + self.test)
 
-    @property
+    @cached_property
     def categories(self) -> range:
         """The ids of the classes."""
         first = self.k * _BLOCK + 1
