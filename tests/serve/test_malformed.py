@@ -36,10 +36,11 @@ def test_an_image_that_is_none_is_refused(client, what, data, status, form, addr
     assert reply.status_code in (status if isinstance(status, tuple) else (status,)), reply.text
 
 
-def test_an_image_long_enough_to_fill_the_memory_when_enlarged_is_cut(client):
+def test_an_image_that_is_far_longer_than_wide_is_refused(client):
     data = encoded(Image.new("RGB", (1, 500_000)))
-    body = {"domain": "d0", "images": [text(data)]}
-    assert client.post("/v1/predict", json=body).status_code == 200
+    reply = client.post("/v1/predict", json={"domain": "d0", "images": [text(data)]})
+    assert reply.status_code == 422
+    assert "1 × 500000" in reply.json()["error"]
 
 
 def test_an_animated_or_turned_image_is_taken(client):

@@ -22,7 +22,7 @@ from torch import Tensor
 from polymask.core.input import InputSpec
 from polymask.data.cache import short_side, shrink_of
 from polymask.data.images import DomainData
-from polymask.data.split import Shrink, decode_image, require_vision
+from polymask.data.split import Pixels, Shrink, decode_image, require_vision
 from polymask.errors import DataError
 
 if TYPE_CHECKING:
@@ -181,8 +181,11 @@ class Preprocess:
 
     def piece(self, image: Image) -> Tensor:
         """The crop of one RGB image, uint8 (3, side, side), where it draws nothing: not in training."""
-        pixels = torch.from_numpy(self.shrink(image)).permute(2, 0, 1)
-        return self.crop(pixels, np.random.default_rng(0))
+        return self.cut(self.shrink(image))
+
+    def cut(self, pixels: Pixels) -> Tensor:
+        """The crop of one image that was made small, where it draws nothing."""
+        return self.crop(torch.from_numpy(pixels).permute(2, 0, 1), np.random.default_rng(0))
 
     def pixels(self, crops: Tensor | Sequence[Tensor]) -> Tensor:
         """Crops as one batch uint8 (N, C, H, W), grey where the network takes one channel."""

@@ -17,6 +17,7 @@ import json
 import lzma
 import math
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Mapping
@@ -151,6 +152,7 @@ def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, An
     from safetensors import SafetensorError, deserialize
 
     try:
+        _check_file(Path(path))
         data = Path(path).read_bytes()
     except OSError as error:
         raise PackError(f"{path} cannot be read: {error.strerror}") from error
@@ -182,6 +184,7 @@ def inspect(path: str | Path) -> PackInfo:
     """The manifest and sizes, read from the head of the file alone (tensors are not checked)."""
     path = Path(path)
     try:
+        _check_file(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(8)
@@ -197,6 +200,12 @@ def inspect(path: str | Path) -> PackInfo:
             raise PackError(f"{path} is damaged: {name!r} has no place in the file")
         sizes[name] = offsets[1] - offsets[0]
     return PackInfo(str(path), size, manifest, sizes)
+
+
+def _check_file(path: Path) -> None:
+    """Raise where there is something that is not a file: a pipe, say, would never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise PackError(f"{path} cannot be read: it is not a file")
 
 
 def packs_in(folder: str | Path) -> list[Path]:

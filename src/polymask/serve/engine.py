@@ -19,19 +19,21 @@ import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from polymask.core.base import Base
+from polymask.core.input import InputSpec
 from polymask.core.merge import give_back_freed_memory
 from polymask.core.network import structural_copy, tensor_of
+from polymask.data.preprocess import Preprocess
 from polymask.library.cache import MergedCache
 from polymask.serve.batcher import Batcher, Observe, observe_nothing
+from polymask.serve.decoding import Bounds, Decoders
 from polymask.serve.library import Entry, Library, PackReplaced
-from polymask.serve.requests import crops_of, preprocess_of
 from polymask.serve.settings import Refusal, Settings
 from polymask.train.predict import likeness_cosines, logits
 
@@ -39,8 +41,15 @@ Rule = Literal["likeness", "logits"]
 Ranking = list[tuple[Entry, float]]  # domains with their scores for one image, the best first
 R = TypeVar("R")
 
+_AT_ONCE = 2  # images of a request that are decoded
 _LOOKS = 5  # at a pack that is replaced while it is loaded
 _MERGED = 16  # networks, after which memory of dropped ones is given back
+
+
+@lru_cache(maxsize=256)
+def preprocess_of(spec: InputSpec) -> Preprocess:
+    """How images are fed by a spec; libraries have few different ones."""
+    return Preprocess(spec)
 
 
 def rank(entries: Sequence[Entry], scores: Tensor) -> list[Ranking]:
@@ -102,6 +111,10 @@ class Engine:
             runners=settings.runners,
             observe=observe,
         )
+        self.decoders = Decoders(
+            Bounds(max_pixels=settings.max_pixels, seconds=settings.decode_seconds, memory=settings.decode_bytes),
+            settings.decoders,
+        )
         self._aside = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="polymask-aside")
         self._tidied = 0  # networks that had been merged when memory was last given back
 
@@ -138,6 +151,7 @@ class Engine:
     async def close(self) -> None:
         """Finish what is under way, then stop the threads."""
         await self.batcher.close()
+        await self.decoders.close()
         self._aside.shutdown()
 
     async def _in_time(self, work: Coroutine[Any, Any, R]) -> R:
@@ -212,7 +226,23 @@ class Engine:
         return [self.library.find(name) for name in dict.fromkeys(names)]
 
     async def _crops(self, target: Entry | Features, images: Sequence[bytes]) -> Tensor:
-        return await self.aside(crops_of, target.input, images, self.settings.max_pixels)
+        """Image files as uint8 (N, 3, side, side); a request decodes two at a time, so others have their turn."""
+        preprocess = preprocess_of(target.input)
+
+        async def crop(place: int, data: bytes) -> Tensor:
+            try:
+                pixels = await self.decoders.decode(data, preprocess.shrink)
+            except Refusal as error:
+                if len(images) == 1:
+                    raise
+                raise Refusal(error.status, f"image {place + 1}: {error}") from error
+            return await asyncio.to_thread(preprocess.cut, pixels)
+
+        crops: list[Tensor] = []
+        for start in range(0, len(images), _AT_ONCE):
+            some = enumerate(images[start : start + _AT_ONCE], start)
+            crops += await asyncio.gather(*(crop(place, data) for place, data in some))
+        return torch.stack(crops)
 
     @torch.no_grad()
     def _run(self, target: Entry | Features, crops: Tensor) -> Tensor:

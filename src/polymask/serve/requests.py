@@ -3,27 +3,19 @@
 import asyncio
 import base64
 import binascii
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
-from torch import Tensor
 
-from polymask.core.input import InputSpec
-from polymask.data.preprocess import Preprocess
-from polymask.data.split import DAMAGED, require_vision, to_rgb
-from polymask.errors import DataError
 from polymask.serve.security import body_pieces
 from polymask.serve.settings import Refusal, Settings
 
 _FIELD_BYTES = 1024  # of a field that is not a file
+_MOST = 10_000  # entries of any list: no setting allows more images or domains
 
 
 @dataclass
@@ -94,61 +86,12 @@ def parse_form(content_type: str, body: bytes, max_fields: int) -> list[FormFiel
     return fields
 
 
-# Pillow can open more, some by running other programs.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-
-# What else Pillow's decoders raise on files that are made to hurt.
-_MORE_DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, Warning)
-
-
-def crop_of(preprocess: Preprocess, data: bytes, max_pixels: int) -> Tensor:
-    """One image file as uint8 (3, side, side)."""
-    pil = require_vision("PIL.Image")
-    try:
-        with pil.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > max_pixels:
-                message = f"an image of {width} × {height} pixels is too large; send at most {max_pixels:,} pixels"
-                raise Refusal(413, message)
-            image.draft(None, (2 * preprocess.shrink.side, 2 * preprocess.shrink.side))
-            return preprocess.piece(to_rgb(image, "the image"))
-    except Refusal:
-        raise
-    except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
-        raise Refusal(413, "the image has too many pixels") from error
-    except pil.UnidentifiedImageError as error:
-        raise Refusal(415, f"not an image that can be read; send one of {', '.join(FORMATS)}") from error
-    except DataError as error:
-        raise Refusal(422, str(error)) from error
-    except (*DAMAGED, *_MORE_DAMAGED) as error:
-        raise Refusal(422, "the image is damaged") from error
-
-
-@lru_cache(maxsize=256)
-def preprocess_of(spec: InputSpec) -> Preprocess:
-    """How images are fed by a spec; libraries have few different ones."""
-    return Preprocess(spec)
-
-
-def crops_of(spec: InputSpec, images: Sequence[bytes], max_pixels: int) -> Tensor:
-    """Image files as uint8 (N, 3, side, side)."""
-    crops = []
-    for place, data in enumerate(images):
-        try:
-            crops.append(crop_of(preprocess_of(spec), data, max_pixels))
-        except Refusal as error:
-            if len(images) == 1:
-                raise
-            raise Refusal(error.status, f"image {place + 1}: {error}") from error
-    return torch.stack(crops)
-
-
 class ImagesBody(BaseModel):
     """Images, and how many classes to name for each."""
 
     model_config = ConfigDict(extra="forbid")
 
-    images: list[str] = Field(min_length=1, description="image files, each in base64")
+    images: list[str] = Field(min_length=1, max_length=_MOST, fail_fast=True, description="image files, each in base64")
     top_k: int = Field(default=5, ge=1, le=1000, description="how many classes to name")
 
 
@@ -162,7 +105,11 @@ class AutoBody(ImagesBody):
     """Images for the domain that fits best."""
 
     domains: list[str] | None = Field(
-        default=None, min_length=1, description="the domains to compare; by default all of them"
+        default=None,
+        min_length=1,
+        max_length=_MOST,
+        fail_fast=True,
+        description="the domains to compare; by default all of them",
     )
 
 

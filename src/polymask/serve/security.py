@@ -78,10 +78,8 @@ class Gate:
                     headers["Connection"] = "close"
             await send(message)
 
-        app, host, hosts = self.app, given.get("host", "").lower(), self.settings.hosts
-        # A page of another site may have its own name point here; then the name gives it away.
-        if hosts and (host if host.endswith("]") else host.rsplit(":", 1)[0]) not in hosts:
-            app = explain(Refusal(421, "this server is not known by that host name"), request_id)
+        refusal = self._refusal(given)
+        app = self.app if refusal is None else explain(refusal, request_id)
         try:
             await app(scope, receive_noted, send_with_headers)
         finally:
@@ -91,6 +89,20 @@ class Gate:
                 line = {"request": request_id, "method": scope["method"], "path": scope["path"][:200]}
                 line |= {"status": status, "ms": round(1000 * seconds, 1)}
                 LOG.info(json.dumps(line | scope["state"].get("note", {})))
+
+    def _refusal(self, given: Headers) -> Refusal | None:
+        """Why a request is refused by its head alone."""
+        host, hosts, allowed = given.get("host", "").lower(), self.settings.hosts, self.settings.cors_origins
+        # A page of another site may have its own name point here; then the name gives it away.
+        if hosts and (host if host.endswith("]") else host.rsplit(":", 1)[0]) not in hosts:
+            return Refusal(421, "this server is not known by that host name")
+        origin = given.get("origin", "").lower()
+        # Browsers send some requests of other sites' pages without asking first, and these cost as much as ours.
+        if origin and origin.partition("://")[2] != host and not {origin, "*"} & set(allowed):
+            return Refusal(403, "pages of other sites may not use this server; --cors-origin allows them")
+        if "content-length" in given and "transfer-encoding" in given:
+            return Refusal(400, "send Content-Length or Transfer-Encoding, not both")
+        return None
 
 
 class Allowed:

@@ -65,9 +65,15 @@ class Limits:
     """Images in a request."""
     max_pixels: int = 25_000_000
     """The largest image."""
+    decoders: int = 8
+    """Processes of each worker that decode images, started when they are needed."""
+    decode_seconds: float = 2.0
+    """Seconds of a core that decoding an image may take."""
+    decode_bytes: int = 200 * _MIB
+    """Bytes of memory that decoding an image may take."""
     max_pack_bytes: int = 512 * _MIB
     """The largest upload."""
-    max_side: int = 1024
+    max_side: int = 640
     """Pixels that a pack may ask its images to be resized to."""
     auto_domains: int = 64
     """Domains that /v1/predict/auto compares at most by running each."""
