@@ -62,10 +62,16 @@ class ServeApp(FastAPI):
         return self.gate(super().build_middleware_stack())
 
 
-def create_app(settings: Settings, base: Base | None = None, engine_of: EngineOf = Engine) -> FastAPI:
+def create_app(
+    settings: Settings,
+    base: Base | None = None,
+    engine_of: EngineOf = Engine,
+    closing: Callable[[], None] = lambda: None,
+) -> FastAPI:
     """The ASGI app of a library; loads the base where none is given.
 
-    `engine_of` makes what answers: by default the networks are run here.
+    `engine_of` makes what answers: by default the networks are run here. `closing` is called when the app shuts down,
+    before it waits for what is under way.
     """
     metrics = answers.Metrics()
     engine = engine_of(settings, base or open_base(settings), metrics.observe_batch)
@@ -73,6 +79,7 @@ def create_app(settings: Settings, base: Base | None = None, engine_of: EngineOf
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        closing()
         await engine.close()
 
     app = ServeApp(

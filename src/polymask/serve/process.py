@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 HEAD_SECONDS = 10.0
 _HEALTH_SECONDS = 60  # a worker that is silent for so long is replaced; a dead one at once
 _CONNECTIONS = 1000  # of a worker
+_LAST_SECONDS = 3.0  # for threads to finish once no request is left, or the drain is over
 
 
 class ImpatientProtocol(H11Protocol):
@@ -132,7 +133,7 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
     base = open_base(settings)
     if shared is not None:
         _map_base(base, shared)
-    return create_app(settings, base)
+    return create_app(settings, base, closing=_end_soon)
 
 
 def _write_base(settings: Settings, path: Path) -> None:
@@ -181,6 +182,13 @@ class _Supervisor(Multiprocess):
         super().keep_subprocess_alive()
         for pid in before - {process.pid for process in self.processes}:
             mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def _end_soon() -> None:
+    """End this process in a moment, whatever its threads are at: nothing of theirs is for a file."""
+    last = threading.Timer(_LAST_SECONDS, os._exit, (0,))
+    last.daemon = True
+    last.start()
 
 
 def _end_with(parent: int) -> None:
