@@ -15,6 +15,8 @@ from polymask.train.state import load_checkpoint
 pytestmark = pytest.mark.slow
 
 SUPPORT = Path(__file__).parents[1] / "support"
+# Sums in another order may turn a gradient of about zero, and with it a step of Adam (1e-3): a few, never twenty.
+TWO_STEPS = 2e-3
 
 
 def torchrun(*words, ranks=2, module=False, cwd=SUPPORT):
@@ -42,17 +44,17 @@ def test_two_ranks_learn_what_one_process_learns(method, tmp_path):
     alone(tmp_path / "one", "--method", method)
     run = torchrun("train_in_ranks.py", tmp_path / "two", "--method", method, "--sync-norms")
     assert run.returncode == 0, run.stderr
-    assert largest_difference(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert largest_difference(tmp_path / "one", tmp_path / "two") < TWO_STEPS
     found = [json.loads((tmp_path / n / "result.json").read_text()) for n in ("one", "two")]
     for mine, theirs in zip(*(one["history"] for one in found), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-5)
+        assert mine == pytest.approx(theirs, abs=1e-3)
 
 
 def test_three_ranks_learn_what_one_process_learns_where_norms_are_the_bases(tmp_path):
     alone(tmp_path / "one", "--norms", "affine")
     run = torchrun("train_in_ranks.py", tmp_path / "three", "--norms", "affine", ranks=3)
     assert run.returncode == 0, run.stderr
-    assert largest_difference(tmp_path / "one", tmp_path / "three") < 1e-5
+    assert largest_difference(tmp_path / "one", tmp_path / "three") < TWO_STEPS
 
 
 def test_gradients_in_16_bits_take_half_the_bytes_and_learn_nearly_the_same(tmp_path):
