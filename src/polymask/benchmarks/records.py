@@ -13,6 +13,7 @@ The layout, with a job for each domain, or one for all where a method cannot tre
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,45 +27,7 @@ ARROWS = {"": "", "down": " ↓", "up": " ↑"}
 # masks; and a thousandth of a layer's weights is not yet another layer.
 LEAST_MOVED = 0.001
 
-_LABELS = {
-    "affine-full": "Full",
-    "affine-full-channel": "Full, channel-wise",
-    "affine-full-no-k1": "Full, no bias",
-    "affine-full-no-k2": "Full, no k2",
-    "affine-full-sigmoid": "Full, sigmoid",
-    "affine-simple": "Simple",
-    "affine-simple-no-k1": "Simple, no bias",
-    "affine-simple-sigmoid": "Simple, sigmoid",
-    "ba2": "BA²",
-    "ba2-25": "BA² 25 %",
-    "ba2-50": "BA² 50 %",
-    "ba2-75": "BA² 75 %",
-    "bitdelta": "BitDelta",
-    "bn-only": "BN only",
-    "classifier-only": "Classifier only",
-    "covnorm": "CovNorm",
-    "dan": "DAN",
-    "dan-diagonal": "DAN, diagonal",
-    "ewc": "EWC",
-    "finetune": "Individual",
-    "lora-conv": "LoRA",
-    "lwf": "LwF",
-    "mtan": "MTAN",
-    "pa-svd": "PA-SVD",
-    "packnet": "PackNet",
-    "parallel-adapter": "PA",
-    "piggyback": "Piggyback",
-    "piggyback-bn": "Piggyback BN",
-    "piggyback-star": "Piggyback*",
-    "piggyback-star-bn": "Piggyback* BN",
-    "piggyback-star-bn-k1": "Piggyback* BN, k1",
-    "progressive": "Progressive",
-    "series-adapter": "RA",
-    "series-adapter-decay": "RA-decay",
-    "series-adapter-joint": "RA-joint",
-    "series-adapter-n": "RA-N",
-    "spottune": "SpotTune",
-}
+FACTS: dict[str, Any] = json.loads(files("polymask.benchmarks").joinpath("facts.json").read_text(encoding="utf-8"))
 
 
 def label_of(method: str, direction: str = "") -> str:
@@ -74,7 +37,8 @@ def label_of(method: str, direction: str = "") -> str:
     """
     name, _, options = method.partition(":")
     options = f" ({options.replace(':', ', ')})" if options else ""
-    return f"{_LABELS.get(name, name)}{options}{ARROWS.get(direction, f' {direction}')}"
+    label = FACTS["labels"].get(name, name)
+    return f"{label}{options}{ARROWS.get(direction, f' {direction}')}"
 
 
 def counted(count: int, what: str) -> str:

@@ -30,6 +30,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, SupportsIndex
 
+from polymask.benchmarks.records import FACTS
 from polymask.benchmarks.score import Score, score
 from polymask.benchmarks.suites import DECATHLON
 from polymask.errors import BenchmarkError
@@ -75,23 +76,12 @@ class DomainIds:
         return _FIRST_IMAGE < image_id - self.k * _BLOCK < _BLOCK
 
 
-_COUNTS = {  # classes, train and val images, test images: as in the organisers' own files
-    "aircraft": (100, 6_667, 3_333),
-    "cifar100": (100, 50_000, 10_000),
-    "daimlerpedcls": (2, 29_400, 19_600),
-    "dtd": (47, 3_760, 1_880),
-    "gtsrb": (43, 39_209, 12_630),
-    "imagenet12": (1000, 1_281_167, 48_238),
-    "omniglot": (1623, 24_345, 8_115),
-    "svhn": (10, 73_257, 26_032),
-    "ucf101": (101, 9_537, 3_783),
-    "vgg-flowers": (102, 2_040, 6_149),
-}
+def _ids_of(k: int, domain: str) -> DomainIds:
+    facts = FACTS["benchmarks"]["decathlon"][domain]
+    return DomainIds(domain, k, facts["classes"], facts["train_and_val"], facts["test"])
 
 
-DOMAIN_IDS = {
-    domain: DomainIds(domain, k, *_COUNTS[domain]) for k, domain in enumerate(sorted(DECATHLON.domains), start=1)
-}
+DOMAIN_IDS = {domain: _ids_of(k, domain) for k, domain in enumerate(sorted(DECATHLON.domains), start=1)}
 
 
 def name_images(image_ids: list[int]) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, Self, TypeVar, get_args
 
+from polymask.benchmarks.records import FACTS
 from polymask.errors import BenchmarkError, near_matches
 from polymask.train.recipe import Recipe, get_recipe
 
@@ -85,49 +86,16 @@ def _key(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-_IMAGENET = ("imagenet", "imnet", "imagenet12", "imagenet2012", "ilsvrc12", "ilsvrc2012")
-_FLOWERS = ("flowers", "flower", "flwr", "flowers102", "oxfordflowers", "vggflowers")
+def _benchmark(name: str) -> Benchmark:
+    """A benchmark as facts.json has it; the decathlon's reference is the organisers' networks, one for each domain."""
+    domains = FACTS["benchmarks"][name]
+    spellings = {domain: tuple(facts["spellings"]) for domain, facts in domains.items()}
+    return Benchmark(
+        name, spellings, {domain: f["reference"] for domain, f in domains.items() if "reference" in f} or None
+    )
 
-IMAGENET_TO_SKETCH = Benchmark(
-    "imagenet-to-sketch",
-    {
-        "ImageNet": _IMAGENET,
-        "CUBS": ("cub", "cub200", "cub2002011", "cubscropped", "birds"),
-        "Stanford Cars": ("cars", "stanfordcarscropped", "carscropped"),
-        "Flowers": _FLOWERS,
-        "WikiArt": ("wikiart195", "paintings"),
-        "Sketch": ("sketches", "tuberlin", "tuberlinsketch"),
-    },
-)
 
-DECATHLON = Benchmark(
-    "decathlon",
-    {
-        "imagenet12": _IMAGENET,
-        "aircraft": ("airc", "fgvcaircraft", "aircrafts"),
-        "cifar100": ("c100", "cifar"),
-        "daimlerpedcls": ("dped", "daimler", "daimlerped", "pedestrians"),
-        "dtd": ("textures", "describabletextures"),
-        "gtsrb": ("gtsr", "trafficsigns"),
-        "vgg-flowers": _FLOWERS,
-        "omniglot": ("oglt", "ogl"),
-        "svhn": ("housenumbers",),
-        "ucf101": ("ucf",),
-    },
-    reference={  # the organisers' networks, one fine-tuned for each domain, to two decimals
-        "imagenet12": 59.87,
-        "aircraft": 60.34,
-        "cifar100": 82.12,
-        "daimlerpedcls": 92.82,
-        "dtd": 55.53,
-        "gtsrb": 97.53,
-        "vgg-flowers": 81.41,
-        "omniglot": 87.69,
-        "svhn": 96.55,
-        "ucf101": 51.20,
-    },
-)
-
+IMAGENET_TO_SKETCH, DECATHLON = _benchmark("imagenet-to-sketch"), _benchmark("decathlon")
 BENCHMARKS = {benchmark.name: benchmark for benchmark in (DECATHLON, IMAGENET_TO_SKETCH)}
 
 
