@@ -17,13 +17,15 @@ from torch import Tensor
 
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
+from polymask.core.network import digest_tensors
 from polymask.core.parts import Stored
 from polymask.errors import InterruptedTraining, PolymaskError
-from polymask.files import write_atomically
+from polymask.files import digest, write_atomically
 from polymask.train.learner import EpochRecord, Learner, Step
 from polymask.train.recipe import Recipe
 
-_KEY = "polymask-checkpoint"
+_KEY, _OLD_KEY = "polymask-checkpoint-2", "polymask-checkpoint"  # the old ones have no sum
+_SUM = 64  # characters of a sha256, before the JSON
 
 
 class CheckpointError(PolymaskError):
@@ -35,18 +37,23 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     skeleton = _take_out(state, tensors, "")
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(copies, {_KEY: json.dumps(skeleton)}))
+    text = json.dumps(skeleton)
+    write_atomically(path, save(copies, {_KEY: digest(text, digest_tensors(copies)) + text}))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The tree that was saved."""
     try:
         with safe_open(path, "pt") as file:
-            skeleton = json.loads((file.metadata() or {})[_KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+            notes = file.metadata() or {}
+            # Copies: tensors of a file may lie at odd addresses, where sums come out in another order.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        text = notes[_OLD_KEY] if _OLD_KEY in notes else notes[_KEY][_SUM:]
+        if _OLD_KEY not in notes and notes[_KEY][:_SUM] != digest(text, digest_tensors(tensors)):
+            raise ValueError("its sha256 is not the one it was saved with")
+        restored: dict[str, Any] = _put_back(json.loads(text), tensors)
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not an intact checkpoint ({error}); delete it and start again") from error
-    restored: dict[str, Any] = _put_back(skeleton, tensors)
     return restored
 
 
