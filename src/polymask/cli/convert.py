@@ -48,11 +48,11 @@ class ConvertVerb(ImagesVerb, BaseVerb):
     overrides: TrainingOverrides = field(default_factory=TrainingOverrides)
 
     def run(self) -> dict[str, Any]:
-        from polymask.cli.progress import LiveProgress
         from polymask.conversion.convert import convert, name_outputs, recipe_at
         from polymask.conversion.finetuned import Finetuned
         from polymask.data.load import load_data
         from polymask.files import check_name
+        from polymask.train.progress import LiveProgress
 
         check_name(self.name)
         pack = self.out / f"{self.name}.safetensors"

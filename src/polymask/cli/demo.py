@@ -28,7 +28,7 @@ from polymask.nets.zoo import load_base
 from polymask.report.demo_page import DemoResult, DomainResult, ExampleImage, MethodResult, write_demo_report
 from polymask.train.fit import Listener
 from polymask.train.learn import Learned, learn, make_loaders
-from polymask.train.predict import logits
+from polymask.train.predict import likeliest, logits
 from polymask.train.recipe import get_recipe
 
 if TYPE_CHECKING:
@@ -173,13 +173,15 @@ def _examples(base: Base, domain: Domain, classes: Sequence[str], test: Loader) 
         image = test.cache.image(index)
         crop = test.transform.crop(image, np.random.default_rng(0))
         shares = logits(net, base.placed(test.transform.batch([crop]))).softmax(1)[0]
-        values, places = shares.topk(min(3, len(classes)))
-        top = ((classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True))
         picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
         picture.thumbnail((128, 128))
         png = io.BytesIO()
         picture.save(png, "PNG")
-        yield ExampleImage(image_png=png.getvalue(), truth=classes[int(test.cache.labels[index])], top=tuple(top))
+        yield ExampleImage(
+            image_png=png.getvalue(),
+            truth=classes[int(test.cache.labels[index])],
+            top=tuple(likeliest(shares, classes, 3)),
+        )
 
 
 def main_numbers(result: DemoResult, report: Path) -> dict[str, Any]:

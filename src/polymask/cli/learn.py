@@ -91,8 +91,9 @@ class TrainingVerb(ImagesVerb):
 
     def prepare(self, data: "DomainData", spec: "InputSpec", recipe: Recipe, **header: str) -> dict[str, Any]:
         """Make the work folder, read the images and start the log with `header`: what a training is given."""
-        from polymask.cli.progress import LiveProgress, TensorBoardLog
+        from polymask.cli.progress import TensorBoardLog
         from polymask.train.fit import EpochLog, Listener, Together
+        from polymask.train.progress import LiveProgress
 
         work = self.checkpoint.parent
         log = work / "log.jsonl"  # a line for every epoch
@@ -284,8 +285,8 @@ class DemoVerb(Verb):
 
     def run(self) -> dict[str, Any]:
         from polymask.cli.demo import main_numbers, run_demo
-        from polymask.cli.progress import LiveBar
         from polymask.core.merge import keep_freed_memory
+        from polymask.train.progress import LiveBar
 
         keep_freed_memory()
         console = error_console()

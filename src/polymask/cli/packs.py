@@ -143,7 +143,7 @@ class PredictVerb(PackVerb):
     """How many classes to name for each image."""
 
     def run(self) -> list[dict[str, Any]]:
-        from polymask.train.predict import predict_files
+        from polymask.train.predict import likeliest, predict_files
 
         if self.top_k < 1:
             raise DataError(f"top-k {self.top_k} must be at least 1")
@@ -153,11 +153,8 @@ class PredictVerb(PackVerb):
             raise DomainError(f"{self.pack} has no classes: it gives features, not predictions")
         rows = []
         for file, shares in zip(files, predict_files(base, domain, files), strict=True):
-            values, places = shares.topk(min(self.top_k, len(domain.classes)))
-            top = [
-                {"class": domain.classes[place], "probability": value}
-                for place, value in zip(places.tolist(), values.tolist(), strict=True)
-            ]
+            found = likeliest(shares, domain.classes, self.top_k)
+            top = [{"class": label, "probability": probability} for label, probability in found]
             rows.append({"image": str(file), "top": top})
         return rows
 

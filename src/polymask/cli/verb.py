@@ -154,16 +154,10 @@ class ImagesVerb(Verb):
 
     def loaders(self, data: "DomainData", spec: "InputSpec", recipe: Recipe) -> "Loaders":
         """The batches, made while a bar shows how many images have been read."""
-        from rich.progress import Progress
-
         from polymask.train.learn import make_loaders
+        from polymask.train.progress import reading_bar
 
-        with Progress(console=error_console(), transient=True, disable=not self.leads) as bar:
-            task = bar.add_task("  reading images", total=None)
-
-            def progress(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total)
-
+        with reading_bar(disable=not self.leads) as progress:
             return make_loaders(data, spec, recipe, seed=self.seed, cache=self.cache, progress=progress)
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from polymask.library.cache import CacheStats
 from polymask.serve.engine import Answer, Best, Engine, Rule
 from polymask.serve.library import Entry
+from polymask.train.predict import likeliest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own name for it
@@ -123,12 +124,9 @@ class Problem(BaseModel):
     request: str = Field(description="the request's id, as in the server's log")
 
 
-def likeliest(answer: Answer, row: int, top_k: int) -> list[Guess]:
-    """The likeliest classes of one image."""
-    classes = answer.entry.classes
-    values, places = answer.logits[row].softmax(0).topk(min(top_k, len(classes)))
-    found = zip(places.tolist(), values.tolist(), strict=True)
-    return [Guess(label=classes[place], probability=value) for place, value in found]
+def _guesses(answer: Answer, row: int, top_k: int) -> list[Guess]:
+    found = likeliest(answer.logits[row].softmax(0), answer.entry.classes, top_k)
+    return [Guess(label=label, probability=probability) for label, probability in found]
 
 
 def domain_prediction(answer: Answer, top_k: int, milliseconds: float) -> DomainPrediction:
@@ -138,7 +136,7 @@ def domain_prediction(answer: Answer, top_k: int, milliseconds: float) -> Domain
         pack=answer.entry.info.manifest.sha256,
         warm=answer.warm,
         milliseconds=round(milliseconds, 2),
-        images=[Seen(top=likeliest(answer, row, top_k)) for row in range(len(answer.logits))],
+        images=[Seen(top=_guesses(answer, row, top_k)) for row in range(len(answer.logits))],
     )
 
 
@@ -146,7 +144,7 @@ def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPredicti
     """The answer of the best domain for each image."""
     images = [
         SeenByBest(
-            top=likeliest(answer, 0, top_k),
+            top=_guesses(answer, 0, top_k),
             domain=answer.entry.name,
             pack=answer.entry.info.manifest.sha256,
             ranking=[DomainScore(domain=entry.name, score=score) for entry, score in ranking[:_RANKED]],

@@ -87,6 +87,12 @@ def logits(net: Network, images: Tensor) -> Tensor:
     return found.view(*images.shape[:2], -1).mean(1) if images.ndim == 5 else found
 
 
+def likeliest(probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[str, float]]:
+    """The classes that have the largest of an image's probabilities (classes,), the largest first."""
+    values, places = probabilities.topk(min(top, len(classes)))
+    return [(classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
+
+
 class Classifier:
     """A domain ready for image files: its network, and how they are fed to it.
 

@@ -1,0 +1,76 @@
+"""How training goes, live on standard error: in terminals and notebooks."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from polymask.train.fit import Listener
+from polymask.train.learner import EpochRecord
+from polymask.train.recipe import Recipe
+
+
+class LiveBar(Listener):
+    """One bar for the whole training; it leaves no trace."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self.title, self.console = title, console or Console(stderr=True, highlight=False)
+        self.bar: Progress | None = None
+        self.density: float | None = None
+
+    def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
+        self.epochs, self.steps, self.images = recipe.epochs, steps, 0
+        self.began = time.perf_counter()
+        if self.console.is_jupyter and find_spec("ipywidgets") is None:
+            return  # rich cannot draw a bar there
+        self.bar = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+        )
+        total = recipe.epochs * steps
+        self.task: TaskID = self.bar.add_task(self.title, total=total, completed=epoch * steps, note="")
+        self.bar.start()
+
+    def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
+        self.density = self.density if density is None else density
+        if self.bar is None:
+            return
+        self.images += images
+        rate = self.images / (time.perf_counter() - self.began)
+        ones = "" if self.density is None else f" · {100 * self.density:.0f} % ones"
+        note = f"epoch {epoch + 1}/{self.epochs} · loss {loss:.3f} · {rate:.0f} images/s{ones}"
+        self.bar.update(self.task, completed=epoch * self.steps + step, note=note)
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class LiveProgress(LiveBar):
+    """The bar, and one line for every epoch that is done."""
+
+    def epoch(self, record: EpochRecord, seconds: float) -> None:
+        val = "" if record.val_accuracy is None else f"  val {record.val_accuracy:6.2f} %"
+        ones = "" if self.density is None else f"  {100 * self.density:5.1f} % ones"
+        self.console.print(
+            f"  {self.title} epoch {record.epoch + 1:2d}/{self.epochs}  loss {record.loss:6.3f}  "
+            f"train {record.train_accuracy:6.2f} %{val}{ones}  {seconds:5.1f} s"
+        )
+
+
+@contextmanager
+def reading_bar(*, disable: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar for as long as images are read, moved by calls with the images done and the images in all."""
+    console = Console(stderr=True, highlight=False)
+    disable = disable or (console.is_jupyter and find_spec("ipywidgets") is None)
+    with Progress(console=console, transient=True, disable=disable) as bar:
+        task = bar.add_task("  reading images", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
