@@ -40,7 +40,7 @@ class TrainingVerb(ImagesVerb):
     """Write TensorBoard events beside the log."""
 
     @abstractmethod
-    def target(self) -> Path:
+    def out_file(self) -> Path:
         """The file to write, once its name is known to be good."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class TrainingVerb(ImagesVerb):
     @property
     def checkpoint(self) -> Path:
         """What an interrupted run goes on from; gone when it is done."""
-        return self.target().with_suffix(".run") / "checkpoint.safetensors"
+        return self.out_file().with_suffix(".run") / "checkpoint.safetensors"
 
     def say(self, message: str) -> None:
         if self.leads:
@@ -69,7 +69,7 @@ class TrainingVerb(ImagesVerb):
         from polymask.data.load import load_data
 
         keep_freed_memory()
-        target = self.target()
+        target = self.out_file()
         if self.resume and not self.force and target.exists() and not self.checkpoint.exists():
             self.say(f"{target} is there already: nothing to resume")
             return self.result(target)
@@ -98,7 +98,7 @@ class TrainingVerb(ImagesVerb):
         work = self.checkpoint.parent
         log = work / "log.jsonl"  # a line for every epoch
         if self.leads:
-            self.make_folder(work, self.target(), self.checkpoint)
+            self.make_folder(work, self.out_file(), self.checkpoint)
             if not self.resume:
                 for file in (self.checkpoint, log):
                     file.unlink(missing_ok=True)
@@ -157,7 +157,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
             else:
                 self.run()
 
-    def target(self) -> Path:
+    def out_file(self) -> Path:
         from polymask.files import check_name
 
         check_name(self.name)
@@ -188,7 +188,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         method = method_by(recipe, text.name, **text.options)
         learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
         if self.leads:
-            learned.domain.save(self.target())
+            learned.domain.save(self.out_file())
         if learned.at_chance:
             self.say(
                 f"[yellow]what was learned is no better than guessing[/]: the rate of "
@@ -233,7 +233,7 @@ class PretrainVerb(TrainingVerb):
     """Where to compute."""
     overrides: PretrainOverrides = field(default_factory=PretrainOverrides)
 
-    def target(self) -> Path:
+    def out_file(self) -> Path:
         from polymask.nets.base_file import check_path
 
         check_path(self.out)
