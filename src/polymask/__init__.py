@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from polymask.pack.format import inspect
     from polymask.pack.storing import load_domain
     from polymask.report.card import push
+    from polymask.train.evaluation import Evaluation
     from polymask.train.fit import fit
     from polymask.train.fit_all import Fitted, Lesson, fit_all
     from polymask.train.learn import Loaders, learn, make_loaders, pretrain
-    from polymask.train.predict import evaluate
+    from polymask.train.predict import evaluate, evaluate_in_detail
     from polymask.train.recipe import Recipe, get_recipe
 
 _HOME = {
@@ -75,7 +76,8 @@ _HOME = {
     "train.fit": "fit",
     "train.fit_all": "fit_all Fitted Lesson",
     "train.learn": "learn Loaders make_loaders pretrain",
-    "train.predict": "evaluate",
+    "train.evaluation": "Evaluation",
+    "train.predict": "evaluate evaluate_in_detail",
     "train.recipe": "get_recipe Recipe",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}

@@ -103,8 +103,23 @@ def test_what_a_killed_run_left_half_written_is_cleared_away(room):
 
 
 def test_evaluate_gives_the_accuracy_that_learn_measured(learned, room, printed):
-    found = printed("evaluate", "shapes", "--data", "pictures")
+    found = printed("evaluate", "shapes", "--data", "pictures", "--csv", "by/class.csv")
     assert found["test_accuracy"] == json.loads(learned[1].stdout)["test_accuracy"]
+    low, high = found["interval"]
+    assert low < found["test_accuracy"] <= high
+    assert [sum(row) for row in found["confusion"]] == [4, 4, 4]
+    assert all((room / image).is_file() for image in found["wrong"])
+    lines = (room / "by" / "class.csv").read_text().splitlines()
+    assert lines[0] == "class,images,right,accuracy,low,high,as class-0,as class-1,as class-2"
+    assert len(lines) == 4
+
+
+def test_evaluate_says_how_sure_it_is_and_what_is_confused(room, capsys):
+    assert main(["evaluate", "shapes", "--data", "pictures"]) == 0
+    text = capsys.readouterr().out
+    assert "of 12 test images (95 % interval" in text
+    assert "most often taken for" in text
+    assert all(f"class-{i}" in text for i in range(3))
 
 
 def test_predict_takes_files_folders_and_patterns(room, printed, capsys):

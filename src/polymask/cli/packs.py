@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from polymask.pack.format import PackInfo
 
+_MOST_CLASSES = 20  # that `evaluate` prints
+
 
 @dataclass(kw_only=True)
 class ShowVerb(NamedPack):
@@ -95,7 +97,7 @@ def pack_summary(info: "PackInfo") -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class EvaluateVerb(PackVerb):
-    """Measure a domain's accuracy on the test images of a source."""
+    """Measure a domain on the test images of a source: accuracy with its interval, by class, and the confusions."""
 
     data: str
     """A folder of images, or another source (see the documentation of `learn`)."""
@@ -103,6 +105,8 @@ class EvaluateVerb(PackVerb):
     """Which images: train, val or test."""
     seed: int = 0
     """The seed that split the source, where it does not come with splits."""
+    csv: Path | None = None
+    """A file for a line per class: its numbers, then how many of its images were taken for each class."""
 
     def run(self) -> dict[str, Any]:
         from polymask.data.cache import cache_splits
@@ -110,8 +114,11 @@ class EvaluateVerb(PackVerb):
         from polymask.data.load import load_data
         from polymask.data.loader import Loader
         from polymask.data.preprocess import eval_transform
-        from polymask.train.predict import evaluate
+        from polymask.files import write_atomically
+        from polymask.train.predict import evaluate_in_detail
 
+        if self.csv is not None and self.csv.is_dir():
+            raise DataError(f"--csv {self.csv} is a folder; give a file's name")
         data = load_data(self.data, seed=self.seed)
         splits = data.splits()
         if self.split not in splits:
@@ -125,12 +132,33 @@ class EvaluateVerb(PackVerb):
             )
         preprocess = eval_transform(data, domain.input)
         (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
-        accuracy = evaluate(base, domain, Loader(cache, preprocess, batch_size=64))
-        return {"pack": str(self.pack_path()), f"{self.split}_accuracy": accuracy, "images": len(cache)}
+        found = evaluate_in_detail(base, domain, Loader(cache, preprocess, batch_size=64))
+        if self.csv is not None:
+            write_atomically(self.csv, found.csv().encode())
+        files = cache.split.origin
+        named = {
+            "wrong": [files(place) for place in found.wrong],
+            "hardest": [asdict(answer) | {"image": files(answer.image)} for answer in found.hardest],
+        }
+        numbers = found.to_json() | named
+        return {"pack": str(self.pack_path()), f"{self.split}_accuracy": numbers.pop("accuracy")} | numbers
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
-        accuracy = result[f"{self.split}_accuracy"]
-        console.print(f"{accuracy:.2f} % of {result['images']:,} {self.split} images")
+        low, high = result["interval"]
+        accuracy = number_text(result[f"{self.split}_accuracy"], unit=" %")
+        console.print(f"{accuracy} of {result['images']:,} {self.split} images (95 % interval {low:.1f} to {high:.1f})")
+        if result["top5_accuracy"] is not None:
+            console.print(f"{number_text(result['top5_accuracy'], unit=' %')} have their class among the first five")
+        classes = sorted((one for one in result["by_class"] if one["images"]), key=lambda one: one["accuracy"])
+        rows = []
+        for one in classes[:_MOST_CLASSES]:
+            right, interval = f"{one['right']:,} of {one['images']:,}", f"{one['low']:.1f} to {one['high']:.1f}"
+            rows.append([one["name"], right, f"{one['accuracy']:.1f}", interval, one["taken_for"] or "–"])
+        console.print(table("class", "right", "accuracy, %", "95 % interval", "most often taken for", rows=rows))
+        if len(classes) > _MOST_CLASSES:
+            console.print(f"the {_MOST_CLASSES} hardest of {len(classes):,} classes; --csv FILE has all", style="dim")
+        if self.csv is not None:
+            console.print(f"wrote {self.csv}", soft_wrap=True, markup=False)
 
 
 @dataclass(kw_only=True)

@@ -32,9 +32,10 @@ from polymask.errors import BaseError
 from polymask.nets.base_file import BaseNotes, write_base
 from polymask.nets.zoo import build
 from polymask.train.descent import descend, make_optimiser
+from polymask.train.evaluation import Evaluation
 from polymask.train.fit import Listener, fit, require_val, run_epochs, seeded, stop_signals
 from polymask.train.learner import EpochRecord, Learner, Step, count_hits, to_device
-from polymask.train.predict import Batches, accuracy, evaluate, likeness_note
+from polymask.train.predict import Batches, accuracy, evaluate_in_detail, likeness_note
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import Run
 
@@ -58,6 +59,7 @@ class Learned:
     domain: Domain
     history: list[EpochRecord]
     test_accuracy: float | None
+    evaluation: Evaluation | None = None  # on test
 
     @property
     def at_chance(self) -> bool:
@@ -103,13 +105,14 @@ def learn(
     domain.input = recipe.input(base.input, squash=data.squash)
     how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
     history = fit(base, domain, loaders.train, loaders.val, recipe, seed=seed, **how)
-    measure = evaluate if ranks is None else ranks.evaluate
-    accuracy = None if loaders.test is None else measure(base, domain, loaders.test)
+    measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
+    evaluation = None if loaders.test is None else measure(base, domain, loaders.test)
+    accuracy = None if evaluation is None else evaluation.accuracy
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
     about = {"seed": seed, "data": data.name} | likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
     domain.metrics = {"val_accuracy": best, "test_accuracy": accuracy, "bits_per_weight": bits_per_weight(base, domain)}
-    return Learned(domain, history, accuracy)
+    return Learned(domain, history, accuracy, evaluation)
 
 
 def make_loaders(

@@ -27,6 +27,7 @@ from polymask.core.network import copy_with, put_module
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import Split
 from polymask.errors import BaseError
+from polymask.train.evaluation import Answer, Evaluation, from_answers
 
 
 class Batches(Protocol):
@@ -45,6 +46,36 @@ Network = Callable[[Tensor], Tensor]
 def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
     """Accuracy in percent."""
     return accuracy(network(base, domain), batches, base.placed)
+
+
+def evaluate_in_detail(base: Base, domain: Domain, batches: Batches, *, hardest: int = 12) -> Evaluation:
+    """Accuracy with its interval, top-5, every class, the confusion matrix, and the `hardest` images.
+
+    `hardest` are those whose own class has the lowest probability.
+    """
+    return examine(base, domain, batches.batches(), hardest)
+
+
+def examine(base: Base, domain: Domain, pairs: Iterable[tuple[Tensor, Tensor]], hardest: int) -> Evaluation:
+    """The same of (images, labels)."""
+    net, names = network(base, domain), domain.classes or []
+    truths: list[int] = []
+    guesses: list[int] = []
+    answers: list[Answer] = []
+    in_top5 = 0
+    for images, labels in pairs:
+        found = logits(net, base.placed(images)).float().cpu()
+        names = names or [str(i) for i in range(found.shape[1])]
+        shares, places = found.softmax(1), found.topk(min(5, found.shape[1])).indices
+        own = shares.gather(1, labels[:, None])[:, 0]
+        for i in own.argsort(stable=True)[:hardest].tolist():
+            top = tuple((names[place], float(shares[i, place])) for place in places[i].tolist())
+            answers.append(Answer(len(truths) + i, names[int(labels[i])], float(own[i]), top))
+        answers = sorted(answers, key=lambda answer: answer.probability)[:hardest]
+        in_top5 += int((places == labels[:, None]).any(1).sum())
+        guesses += found.argmax(1).tolist()
+        truths += labels.tolist()
+    return from_answers(names, truths, guesses, in_top5, answers)
 
 
 def accuracy(net: Network, batches: Batches, placed: Network) -> float:

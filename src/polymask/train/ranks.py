@@ -20,7 +20,8 @@ from polymask import __version__
 from polymask.data.loader import Loader
 from polymask.errors import LostProcess, TrainingError
 from polymask.files import digest
-from polymask.train.predict import Batches, count_right, network
+from polymask.train.evaluation import Evaluation, joined
+from polymask.train.predict import Batches, count_right, examine, network
 from polymask.train.state import Run
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Shard:
     def __init__(self, whole: Batches, rank: int, world: int) -> None:
         self.whole, self.rank, self.world = whole, rank, world
         self.counted = 0
+        self.places: list[int] = []  # of the images that `counted_batches` gave, among all
 
     def __len__(self) -> int:
         return len(self.whole)
@@ -55,9 +57,14 @@ class Shard:
 
     def counted_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The pieces that count: over all ranks every image once."""
-        for images, labels in self.batches():
-            if self.counted:
-                yield images, labels
+        before, self.places = 0, []
+        with closing(self._sized(0, 0)) as pieces:
+            for size, images, labels in pieces:
+                if size >= 2 * self.world or self.rank == 0:
+                    first = before + (self.cut(size).start or 0)
+                    self.places += range(first, first + len(labels))
+                    yield images, labels
+                before += size
 
     def cut(self, size: int) -> slice:
         """Which images of a batch of this size are in the piece."""
@@ -205,6 +212,13 @@ class Ranks:
         counts = count_right(network(base, domain), pieces, base.placed)
         right, total = self.sum(torch.tensor(counts, dtype=torch.float64)).tolist()
         return float(100 * right / total)
+
+    def evaluate_in_detail(self, base: "Base", domain: "Domain", batches: Batches, hardest: int = 12) -> Evaluation:
+        """The same as one process would find; every process looks at its piece."""
+        shard = Shard(batches, self.rank, self.world)
+        part = examine(base, domain, shard.counted_batches(), hardest)
+        found = [json.loads(text) for text in self._gather_text(json.dumps([part.to_json(), shard.places]))]
+        return joined([Evaluation.from_json(values) for values, _ in found], [places for _, places in found])
 
     def sum(self, tensor: Tensor, purpose: str = "counts") -> Tensor:
         """The sum of a small tensor over all processes."""
