@@ -20,7 +20,11 @@ ROOMS = (  # from the top down: each imports only from those before it
     *("core", "nets", "methods", "pack", "library", "data"),
     *("train", "conversion", "benchmarks", "report", "serve", "cli"),
 )
-CONVENIENCES = {("core.domain", "pack.storing")}  # domain.save: what a user expects of a domain
+CONVENIENCES = {  # what a user expects of a thing, though a room further down does it
+    ("core.domain", "pack.storing"),  # domain.save
+    ("core.input", "data.preprocess"),  # input.transform, built on the one Preprocess
+    ("library.model", "train.predict"),  # model.predict, from files to classes
+}
 _BLOCK = re.compile(r"(<!-- rooms -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH, BOX, GAP = 720, (150, 46), 34
 COLUMN = {  # of four, where no line of the picture runs behind a box

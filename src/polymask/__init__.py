@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from polymask.train.fit import fit
     from polymask.train.fit_all import Fitted, Lesson, fit_all
     from polymask.train.learn import Loaders, learn, make_loaders, pretrain
-    from polymask.train.predict import evaluate, evaluate_in_detail
+    from polymask.train.predict import Prediction, evaluate, evaluate_in_detail
     from polymask.train.recipe import Recipe, get_recipe
 
 _HOME = {
@@ -77,7 +77,7 @@ _HOME = {
     "train.fit_all": "fit_all Fitted Lesson",
     "train.learn": "learn Loaders make_loaders pretrain",
     "train.evaluation": "Evaluation",
-    "train.predict": "evaluate evaluate_in_detail",
+    "train.predict": "evaluate evaluate_in_detail Prediction",
     "train.recipe": "get_recipe Recipe",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}

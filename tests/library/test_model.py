@@ -2,8 +2,10 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import polymask as pm
 from nets import batch, tiny_base, train, trained
@@ -47,12 +49,109 @@ def test_a_library_is_loaded_by_file_name(model, tmp_path):
         assert torch.equal(again(images, domain=name), model(images, domain=name))
 
 
-def test_a_library_with_one_bad_pack_is_not_loaded_in_part(model, tmp_path):
+@pytest.fixture
+def library(model, tmp_path):
+    """A good pack, a damaged one, and one of another base."""
     model.domain("a").save(tmp_path / "c.safetensors")
     (tmp_path / "d.safetensors").write_bytes(b"nonsense")
+    trained(tiny_base(seed=9)).save(tmp_path / "e.safetensors")
+    return tmp_path
+
+
+def test_a_strict_library_with_one_bad_pack_is_not_loaded_in_part(model, library):
     with pytest.raises(pm.PackError, match=r"d\.safetensors"):
-        model.load_library(tmp_path)
+        model.load_library(library, strict=True)
     assert model.domains == ["a", "b"]
+    with pytest.raises(pm.PackError, match=r"d\.safetensors"):
+        pm.MultiDomainModel(model.base, library=library, strict=True)
+
+
+def test_a_damaged_and_a_foreign_pack_are_skipped_with_a_warning_that_says_why(model, library):
+    with pytest.warns(UserWarning, match="is skipped: ") as warned:
+        again = pm.MultiDomainModel(model.base, library=library)
+    assert again.domains == ["c"]
+    damaged, foreign = sorted(str(warning.message) for warning in warned)
+    assert damaged.startswith("pack d is skipped: ")
+    assert "not a pack" in damaged
+    assert foreign.startswith("pack e is skipped: ")
+    assert "made for base tiny" in foreign
+
+
+def test_a_library_with_the_name_of_a_domain_that_is_there_is_refused(model, tmp_path):
+    model.domain("a").save(tmp_path / "a.safetensors")
+    with pytest.raises(pm.DomainError, match="a domain is named 'a' already"):
+        model.load_library(tmp_path)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    draw = np.random.default_rng(0)
+    for number in range(3):
+        pixels = draw.integers(0, 256, (30, 40 + number, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    return sorted(tmp_path.glob("*.png"))
+
+
+def test_predict_names_classes_of_paths_and_images_in_their_order(model, photos):
+    mixed = [str(photos[0]), photos[1], Image.open(photos[2]), photos[0].read_bytes()]
+    found = model.predict(mixed, domain="b", top=2, batch_size=3)
+    assert [p.image for p in found] == [*map(str, photos), "image 3"]
+    transform = model.domain("b").input.transform()
+    shares = model(torch.stack([transform(photo) for photo in photos]), domain="b").softmax(1)
+    for prediction, row in zip(found, shares, strict=False):
+        assert prediction.domain == "b"
+        assert prediction.label == f"class {int(row.argmax())}"
+        assert prediction.probability == pytest.approx(float(row.max()), rel=1e-4)
+        assert len(prediction.top) == 2
+    assert found[3].label == found[0].label
+
+
+def test_predict_takes_one_image_or_one_domain_for_each(model, photos):
+    (one,) = model.predict(photos[0], domain="a")
+    assert len(one.top) == 3
+    pixels = torch.zeros(2, 3, 20, 20, dtype=torch.uint8)
+    assert [p.domain for p in model.predict(pixels, domain=["b", "a"])] == ["b", "a"]
+    assert model.predict([], domain="a") == []
+
+
+def test_a_prediction_shows_its_classes_in_percent():
+    shown = repr(pm.Prediction("photo.jpg", "pets", (("cat", 0.931), ("dog", 0.069))))
+    assert shown == "Prediction(photo.jpg: cat 93.1 %, dog 6.9 %)"
+
+
+def test_predict_names_a_file_that_it_cannot_read(model, photos, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"not an image")
+    for wrong in (bad, tmp_path / "missing.png", tmp_path):
+        with pytest.raises(pm.DataError, match=wrong.name):
+            model.predict([photos[0], wrong], domain="a")
+    with pytest.raises(pm.DataError, match=r"image 1: pixels are float32; give uint8"):
+        model.predict([photos[0], np.zeros((8, 8, 3), np.float32)], domain="a")
+    with pytest.raises(pm.DataError, match=r"image 0: a dict is not an image"):
+        model.predict([{}], domain="a")
+    with pytest.raises(pm.InputError, match="top 0"):
+        model.predict(photos, domain="a", top=0)
+    with pytest.raises(pm.InputError, match="2 domain names for 3 images"):
+        model.predict(photos, domain=["a", "b"])
+
+
+def test_images_of_another_size_or_scale_are_refused_with_the_domains_size(model):
+    with pytest.raises(pm.InputError, match=r"images are 3 × 20 × 20, but domain a takes 3 × 16 × 16; .*transform"):
+        model(torch.zeros(1, 3, 20, 20), domain="a")
+    with pytest.raises(pm.InputError, match=r"values from 0 to 255, but domain a \(3 × 16 × 16\) takes .*transform"):
+        model(torch.linspace(0, 255, 768).view(1, 3, 16, 16), domain="a")
+    with pytest.raises(pm.InputError, match=r"images are torch\.uint8.*transform"):
+        model(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), domain="a")
+
+
+def test_a_model_and_its_parts_show_themselves_in_a_line(model):
+    assert repr(model) == "MultiDomainModel(2 domains on tiny: a, b)"
+    assert repr(pm.MultiDomainModel(model.base)) == "MultiDomainModel(0 domains on tiny)"
+    assert repr(model.base).startswith("Base(tiny: 5 sites with ")
+    assert "input 3 × 16 × 16, 12 features, on cpu, fingerprint " in repr(model.base)
+    assert repr(model.domain("b")) == (
+        "Domain(piggyback on tiny: 5 classes (class 0, class 1, class 2, …), input 3 × 16 × 16)"
+    )
 
 
 def test_a_pack_can_be_loaded_under_another_name(model, tmp_path):

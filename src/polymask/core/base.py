@@ -67,6 +67,14 @@ class Base:
         self._tensors = dict(named_tensors(self.net))
         self.fingerprint = "" if first.is_meta else fingerprint(self.net)
 
+    def __repr__(self) -> str:
+        weights = sum(site.numel for site in self.sites.values())
+        features = "feature maps" if self.feature_dim is None else f"{self.feature_dim:,} features"
+        return (
+            f"Base({self.name}: {len(self.sites)} sites with {weights:,} weights, input {self.input.size}, {features}, "
+            f"on {self.device}, fingerprint {self.fingerprint[:12]}…)"
+        )
+
     @property
     def device(self) -> torch.device:
         """Where the network's tensors are."""
@@ -189,7 +197,8 @@ class Base:
     def check_images(self, images: Tensor) -> None:
         """Raise unless `images` is a batch that this base can take."""
         channels, dims = self.input.shape[0], len(self.input.shape)
-        remedy = f"give a batch of float images (N, {', '.join(map(str, self.input.shape))})"
+        shape = ", ".join(map(str, self.input.shape))
+        remedy = f"give a batch of float images (N, {shape}), as input.transform() makes them"
         if images.ndim != dims + 1 or images.shape[1] != channels:
             raise InputError(f"images have shape {tuple(images.shape)}; {remedy}")
         if not images.is_floating_point():

@@ -55,6 +55,14 @@ class Domain(nn.Module):
                 )
             self.head = linear_head(base.feature_dim, len(self.classes), base.weight_dtype)
 
+    def __repr__(self) -> str:
+        names = self.classes or []
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        classes = "no classes" if self.classes is None else f"{len(names)} classes ({some})"
+        tested = self.metrics.get("test_accuracy")
+        test = f", {tested:.1f} % on test" if isinstance(tested, int | float) else ""
+        return f"Domain({self.method.name} on {self.base_name}: {classes}, input {self.input.size}{test})"
+
     def weights(self, base: Base, made: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The tensors that this domain puts in place of the base's, by state-dict name.
 

@@ -2,9 +2,14 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polymask.errors import BaseError
+from polymask.errors import BaseError, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polymask.data.preprocess import Preprocess
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -68,6 +73,40 @@ class InputSpec:
     def side(self) -> int:
         """Height of the images (equal to their width in every built-in base)."""
         return self.shape[-2] if len(self.shape) > 2 else self.shape[-1]
+
+    @property
+    def size(self) -> str:
+        """The shape as people write it: 3 × 224 × 224."""
+        return " × ".join(map(str, self.shape))
+
+    def transform(self) -> "Preprocess":
+        """What makes an image what the network takes, as a torchvision transform does.
+
+        It takes a Pillow image, or uint8 pixels (C, H, W), of any size, to a normalised float32 tensor of this shape.
+
+            >>> import torch, polymask as pm
+            >>> spec = pm.InputSpec(shape=(3, 64, 64))
+            >>> spec.transform()(torch.zeros(3, 100, 150, dtype=torch.uint8)).shape
+            torch.Size([3, 64, 64])
+        """
+        from polymask.data.preprocess import Preprocess
+
+        return Preprocess(self)
+
+    def check_batch(self, images: "Tensor", whose: str) -> None:
+        """Raise unless a batch of float images has this shape, and values that are not plainly 0 to 255."""
+        if tuple(images.shape[1:]) != self.shape:
+            found = " × ".join(map(str, images.shape[1:]))
+            raise InputError(
+                f"images are {found}, but {whose} takes {self.size}; resize them, or let its input.transform() do it"
+            )
+        low, high = (float(bound) for bound in images.aminmax())
+        brightest = max((1 - mean) / std for mean, std in zip(self.mean, self.std, strict=True))
+        if low >= 0 and high > 8 * max(brightest, 1.0):
+            raise InputError(
+                f"images have values from {low:g} to {high:g}, but {whose} ({self.size}) takes (pixel / 255 - mean) / "
+                "std; let its input.transform() make them from Pillow images or uint8 tensors"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `InputSpec(**object)` reads back."""

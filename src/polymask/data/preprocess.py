@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch import Tensor
 from polymask.core.input import InputSpec
 from polymask.data.cache import short_side, shrink_of
 from polymask.data.images import DomainData
-from polymask.data.split import Pixels, Shrink, decode_image, require_vision
+from polymask.data.split import Pixels, Shrink, open_image, require_vision
 from polymask.errors import DataError
 
 if TYPE_CHECKING:
@@ -175,9 +174,13 @@ class Preprocess:
         """How images are made small before they are cut."""
         return shrink_of(self.spec)
 
-    def read(self, file: Path | bytes) -> Tensor:
-        """The crop of an image file, given by path or as its bytes."""
-        return self.piece(decode_image(file, "the image" if isinstance(file, bytes) else str(file), self.shrink.side))
+    def __call__(self, image: Any) -> Tensor:
+        """One image as the network sees it, float32 (C, H, W), however it is given (see `open_image`)."""
+        return self.batch([self.read(image)])[0]
+
+    def read(self, image: Any, origin: str = "the image") -> Tensor:
+        """The crop of an image, however it is given; `origin` names it in errors."""
+        return self.piece(open_image(image, origin, self.shrink.side))
 
     def piece(self, image: Image) -> Tensor:
         """The crop of one RGB image, uint8 (3, side, side), where it draws nothing: not in training."""

@@ -86,6 +86,45 @@ def decode_image(file: Path | bytes, origin: str, side: int | None = None) -> Im
         raise DataError(f"{origin}: damaged ({error}); restore or remove it") from error
 
 
+def open_image(content: Any, origin: str, side: int | None = None) -> Image:
+    """An image as 8-bit RGB, however it is given.
+
+    `content` is a path, the bytes of a file, a Pillow image, or uint8 pixels: a tensor (C, H, W) or an array (H, W) or
+    (H, W, C).
+    """
+    if isinstance(content, str | Path):
+        if Path(content).is_dir():
+            raise DataError(f"{content} is a folder; give the files in it")
+        return decode_image(Path(content), str(content), side)
+    if isinstance(content, bytes):
+        return decode_image(content, origin, side)
+    pil = require_vision("PIL.Image")
+    if isinstance(content, pil.Image):
+        return to_rgb(content, origin)
+    pixels = content if isinstance(content, np.ndarray) else _channels_last(content)
+    if not isinstance(pixels, np.ndarray):
+        raise DataError(
+            f"{origin}: a {type(content).__name__} is not an image; give a path, a Pillow image or uint8 pixels"
+        )
+    if pixels.dtype != np.uint8:
+        raise DataError(f"{origin}: pixels are {pixels.dtype}; give uint8 from 0 to 255, or a Pillow image")
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)) or 0 in pixels.shape:
+        raise DataError(f"{origin}: {tuple(content.shape)} is not the shape of an image; give 1 or 3 channels")
+    return to_rgb(pil.fromarray(np.ascontiguousarray(pixels)), origin)
+
+
+def _channels_last(content: Any) -> NDArray[Any] | None:
+    """A tensor (C, H, W) as an array (H, W, C); None where it is no tensor."""
+    import torch
+
+    if not isinstance(content, torch.Tensor):
+        return None
+    array: NDArray[Any] = content.detach().cpu().numpy()
+    return array.transpose(1, 2, 0) if array.ndim == 3 else array
+
+
 @dataclass(frozen=True)
 class Shrink:
     """Shorter side to `side`, or with `squash` both sides to it. No side ever grows.
@@ -219,7 +258,7 @@ class FileSplit(Split):
 class WrappedSplit(Split):
     """Images of another library's dataset, read one at a time by `read(index)`.
 
-    `read` gives a Pillow image, or the bytes or the path of an image file. `fingerprint` is called
+    `read` gives what `open_image` takes. `fingerprint` is called
     only when a cache on disk asks for it.
     """
 
@@ -234,11 +273,7 @@ class WrappedSplit(Split):
             content = self._read(index)
         except DAMAGED as error:
             raise DataError(f"{self.origin(index)}: damaged ({error}); restore it") from error
-        if isinstance(content, bytes):
-            return decode_image(content, self.origin(index), side)
-        if isinstance(content, Path):
-            return decode_image(content, str(content), side)
-        return to_rgb(content, self.origin(index))
+        return open_image(content, self.origin(index), side)
 
     def origin(self, index: int) -> str:
         return f"{self.name} #{index}"

@@ -1,9 +1,11 @@
 """Models: one domain in a training loop of one's own, or many at inference."""
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +16,14 @@ from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.merge import WorkingNetwork
 from polymask.core.network import digest_tensors
-from polymask.errors import DomainError, InputError, near_matches
+from polymask.errors import DomainError, InputError, PolymaskError, near_matches
 from polymask.files import SUFFIX, check_name
 from polymask.library.cache import CacheStats, MergedCache
 from polymask.pack.format import packs_in
 from polymask.pack.storing import load_domain
+
+if TYPE_CHECKING:
+    from polymask.train.predict import Prediction
 
 CACHE_BYTES = 1 << 29  # five networks of ResNet-50's size
 
@@ -85,14 +90,26 @@ class MultiDomainModel:
         [3, 2]
     """
 
-    def __init__(self, base: Base, library: str | Path | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        base: Base,
+        library: str | Path | None = None,
+        *,
+        strict: bool = False,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
         self.base, self.cache_bytes = base, cache_bytes
         self._domains: dict[str, Domain] = {}
         self._fingerprints: dict[str, str] = {}
         self._lock = threading.Lock()
         self._forget_networks()
         if library is not None:
-            self.load_library(library)
+            self.load_library(library, strict=strict)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.domains[:5]) + (", …" if len(self._domains) > 5 else "")
+        count = f"{len(self._domains)} domain{'' if len(self._domains) == 1 else 's'}"
+        return f"MultiDomainModel({count} on {self.base.name}{': ' if names else ''}{names})"
 
     @property
     def domains(self) -> list[str]:
@@ -113,12 +130,23 @@ class MultiDomainModel:
         self._put(name, load_domain(path, self.base))
         return name
 
-    def load_library(self, folder: str | Path) -> None:
-        """Load every pack of a folder, or none if one of them cannot be loaded."""
+    def load_library(self, folder: str | Path, *, strict: bool = False) -> None:
+        """Load the packs of a folder; one that is damaged or made for another base is skipped with a warning.
+
+        With `strict` such a pack is an error, and none is loaded.
+        """
         packs = {path.stem: path for path in packs_in(folder)}
-        for name in packs:
+        for name in packs.keys() & self._domains.keys():
             self._check_new(name)
-        loaded = {name: load_domain(path, self.base) for name, path in packs.items()}
+        loaded = {}
+        for name, path in packs.items():
+            try:
+                check_name(name)
+                loaded[name] = load_domain(path, self.base)
+            except PolymaskError as error:
+                if strict:
+                    raise
+                warnings.warn(f"pack {name} is skipped: {error}", stacklevel=2)
         for name, domain in loaded.items():
             self._put(name, domain)
 
@@ -166,6 +194,33 @@ class MultiDomainModel:
                 logits[row] = vector
         return logits
 
+    def predict(
+        self, images: Any, *, domain: str | Sequence[str], top: int = 5, batch_size: int = 32
+    ) -> "list[Prediction]":
+        """What is on images: for each, its `top` likeliest classes with their probabilities.
+
+        An image is a path, a Pillow image, the bytes of a file, or uint8 pixels (a tensor (C, H, W), an array (H, W,
+        C)), of any size; give one, or a list of any of these. `domain` is one name, or one for each image. Each batch
+        of `batch_size` images is read and run at once.
+        """
+        from polymask.train.predict import listed_images, predict_images
+
+        listed = listed_images(images)
+        names = [domain] * len(listed) if isinstance(domain, str) else list(domain)
+        if len(names) != len(listed):
+            raise InputError(f"{len(names)} domain names for {len(listed)} images; give one per image, or one")
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(names):
+            self.domain(name)
+            rows.setdefault(name, []).append(row)
+        found: dict[int, Prediction] = {}
+        for name, where in rows.items():
+            chosen = {row: listed[row] for row in where}
+            net, owner = partial(self._logits, name), self.domain(name)
+            seen = predict_images(net, self.base, owner, chosen, name=name, top=top, batch_size=batch_size)
+            found |= zip(where, seen, strict=True)
+        return [found[row] for row in range(len(listed))]
+
     def merge(self, name: str) -> nn.Module:
         """An ordinary network that gives one domain's logits, at the base's own cost."""
         with self._lock:
@@ -202,6 +257,9 @@ class MultiDomainModel:
 
     def _logits(self, name: str, images: Tensor) -> Tensor:
         domain = self.domain(name)
+        self.base.check_images(images)
+        if domain.head is not None:
+            domain.input.check_batch(images, f"domain {name}")
         if self._working is None:
             with self._cache.use(name, domain) as net:
                 return self.base.feed(net, images)

@@ -18,6 +18,7 @@ import torch
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.registry import create_method
+from polymask.data.loader import Loader
 from polymask.errors import LostProcess, NotFinite, TrainingError
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
 from polymask.train.predict import Batches
@@ -91,6 +92,8 @@ def fit(
     recipe = get_recipe(recipe)
     require_val(recipe, val)
     listener = listener or Listener()
+    if isinstance(train, Loader):
+        domain.input = train.transform.spec  # what it learns from is what it is to be fed
     torch.manual_seed(seed)
     run = Run(domain_identity(domain, recipe, seed), checkpoint, resume=resume)
     if run.saved is not None:

@@ -11,6 +11,7 @@ It travels in a pack as the note `likeness` of `recipe`: float16 in base64. See 
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import Split
-from polymask.errors import BaseError
+from polymask.errors import BaseError, DomainError, InputError
 from polymask.train.evaluation import Answer, Evaluation, from_answers
 
 
@@ -122,6 +123,62 @@ def likeliest(probabilities: Tensor, classes: Sequence[str], top: int) -> list[t
     """The classes that have the largest of an image's probabilities (classes,), the largest first."""
     values, places = probabilities.topk(min(top, len(classes)))
     return [(classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """What a domain sees on one image: its likeliest classes with their probabilities, the likeliest first."""
+
+    image: str  # its path, or which one it was
+    domain: str
+    top: tuple[tuple[str, float], ...]
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return self.top[0][0]
+
+    @property
+    def probability(self) -> float:
+        """How likely that class is, from 0 to 1."""
+        return self.top[0][1]
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{label} {100 * probability:.1f} %" for label, probability in self.top)
+        return f"Prediction({self.image}: {shares})"
+
+
+def listed_images(images: Any) -> list[Any]:
+    """One image or several, as a list."""
+    one = isinstance(images, str | bytes | Path) or not isinstance(images, Iterable)
+    if isinstance(images, Tensor | np.ndarray):
+        one = images.ndim < 4
+    return [images] if one else list(images)
+
+
+def predict_images(
+    net: Network, base: Base, domain: Domain, images: Mapping[int, Any], *, name: str, top: int, batch_size: int
+) -> Iterator[Prediction]:
+    """What `net`, the network of a domain, sees on each of some numbered images."""
+    if domain.classes is None:
+        raise DomainError(f"domain {name} has no classes: it gives features, not predictions")
+    if top < 1 or batch_size < 1:
+        raise InputError(f"top {top} and batch_size {batch_size} must be at least 1")
+    preprocess = Preprocess(domain.input)
+    origins = [_origin(number, image) for number, image in images.items()]
+    contents = list(images.values())
+    for start in range(0, len(contents), batch_size):
+        some = range(start, min(start + batch_size, len(contents)))
+        crops = [preprocess.read(contents[i], origins[i]) for i in some]
+        shares = logits(net, base.placed(preprocess.batch(crops))).softmax(1).cpu()
+        for i, probabilities in zip(some, shares, strict=True):
+            yield Prediction(origins[i], name, tuple(likeliest(probabilities, domain.classes, top)))
+
+
+def _origin(number: int, image: Any) -> str:
+    """What to call an image: its path where it has one."""
+    path = image if isinstance(image, str | Path) else getattr(image, "filename", "")
+    return str(path) or f"image {number}"
 
 
 class Classifier:
