@@ -43,6 +43,10 @@ class PackError(PolymaskError):
     """A pack is damaged, foreign, or made for another base."""
 
 
+class PackWarning(UserWarning):
+    """A pack can be used, but cannot be checked as newer ones are."""
+
+
 class DataError(PolymaskError):
     """Images or labels of a domain cannot be used as they are."""
 

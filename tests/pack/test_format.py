@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import polymask as pm
-from nets import logits, tiny_base, trained
+from nets import SPEC, logits, tiny_base, tiny_net, trained
 from polymask.core.bits import Bits
 from polymask.methods.affine.method import Affine
 from polymask.pack.format import BitArray, Manifest, inspect, read_pack, write_pack
@@ -350,3 +350,31 @@ def test_inspecting_gives_the_sizes_of_all_parts(pack):
     assert info.bytes == pack.stat().st_size
     assert 0 < sum(info.tensors.values()) < info.bytes
     assert info.manifest.metrics == {"test_accuracy": 12.5}
+
+
+def with_another(change):
+    net = tiny_net()
+    for module in net.modules():
+        change(module)
+    return pm.load_base(net, input=SPEC)
+
+
+def larger_eps(module):
+    if isinstance(module, torch.nn.BatchNorm2d):
+        module.eps = 0.1
+
+
+def other_padding(module):
+    if isinstance(module, torch.nn.Conv2d) and module.padding != (0, 0):
+        module.padding_mode = "circular"
+        module._reversed_padding_repeated_twice = [p for p in reversed(module.padding) for _ in range(2)]
+
+
+@pytest.mark.parametrize("change", [larger_eps, other_padding])
+def test_a_base_with_the_same_weights_that_computes_something_else_is_refused(change, tmp_path):
+    same, other = with_another(lambda module: None), with_another(change)
+    assert same.fingerprint == other.fingerprint
+    pm.new_domain(same, "affine-full", ["a", "b"]).save(tmp_path / "d.safetensors")
+    pm.load_domain(tmp_path / "d.safetensors", same)
+    with pytest.raises(pm.PackError, match="computes something else"):
+        pm.load_domain(tmp_path / "d.safetensors", other)

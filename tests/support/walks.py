@@ -38,7 +38,18 @@ def learn(folder: Path) -> set[str]:
     walk = Walk()
     for name in ("first", "second"):
         walk.on = name == "second"
-        options = ["--data", str(folder / "images"), "--side", "32", "--epochs", "1", "--limit", "8", "--out", str(folder / "packs")]
+        options = [
+            "--data",
+            str(folder / "images"),
+            "--side",
+            "32",
+            "--epochs",
+            "1",
+            "--limit",
+            "8",
+            "--out",
+            str(folder / "packs"),
+        ]
         main(["learn", name, *options])
     return walk.files
 

@@ -1,5 +1,6 @@
 """A base: a frozen pretrained network, and how to feed it."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ class Base:
         self.trains_channels_last = trains_channels_last(self.net)
         self._tensors = dict(named_tensors(self.net))
         self.fingerprint = "" if first.is_meta else fingerprint(self.net)
+        self._responses: dict[tuple[int, ...], list[float]] = {}
 
     def __repr__(self) -> str:
         weights = sum(site.numel for site in self.sites.values())
@@ -193,6 +195,23 @@ class Base:
                 f"base {self.name} has changed since it was loaded (fingerprint {self.fingerprint[:12]}…, now "
                 f"{now[:12]}…); something wrote to its tensors: load it again"
             )
+
+    @torch.no_grad()
+    def response(self, shape: tuple[int, ...]) -> list[float]:
+        """What the network makes of one fixed image, in a few numbers; none on the meta device.
+
+        The fingerprint covers tensors. Networks with the same tensors may still differ in a norm's eps, an activation
+        or a padding: these numbers tell them apart.
+        """
+        if shape not in self._responses and self.fingerprint:
+            pixels = torch.arange(math.prod(shape), device=self.device, dtype=torch.float32)
+            image = (0.37 * pixels).sin().view(1, *shape)  # nothing random: it is the same everywhere
+            found = features_of(self.net(image.to(self.dtype)))
+            maps = found.values() if isinstance(found, Mapping) else [found] if isinstance(found, Tensor) else found
+            values = torch.cat([one.flatten().float().cpu() for one in maps])
+            some = torch.linspace(0, len(values) - 1, min(16, len(values)), device="cpu").long()
+            self._responses[shape] = [float(f"{value:.6g}") for value in values[some].tolist()]
+        return self._responses.get(shape, [])
 
     def check_images(self, images: Tensor) -> None:
         """Raise unless `images` is a batch that this base can take."""

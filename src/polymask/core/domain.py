@@ -37,6 +37,7 @@ class Domain(nn.Module):
         self.sites = dict(base.sites if sites is None else sites)
         self.method = method
         self.base_name, self.fingerprint, self.input = base.name, base.fingerprint, base.input
+        self.base_response = {"shape": list(base.input.shape), "values": base.response(base.input.shape)}
         self.classes = None if classes is None else check_classes(classes)
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}

@@ -1,5 +1,7 @@
 """From a domain to its pack, and back: everything is checked before anything is built."""
 
+import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
-from polymask.errors import PackError, PolymaskError
+from polymask.errors import PackError, PackWarning, PolymaskError
 from polymask.pack.format import BitArray, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
 
+RESPONSE = "base_response"  # the note of `recipe` that says what the base computes
+_LIKE = 0.005  # of the largest value: another device rounds otherwise, by less
+_LARGEST_IMAGE = 3 * 2048 * 2048
 Array = np.ndarray[Any, Any] | BitArray  # a tensor as it stands in a pack
 
 
@@ -45,7 +50,7 @@ def save_domain(domain: Domain, path: str | Path) -> None:
         fingerprint=domain.fingerprint,
         input=domain.input.to_json(),
         classes=domain.classes,
-        recipe=domain.recipe,
+        recipe=domain.recipe | {RESPONSE: domain.base_response},
         metrics=domain.metrics,
     )
     write_pack(path, manifest, tensors)
@@ -82,8 +87,32 @@ def load_domain(path: str | Path, base: Base) -> Domain:
         domain.input = InputSpec(**manifest.input)
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
-    domain.recipe, domain.metrics = manifest.recipe, manifest.metrics
+    domain.recipe = {name: note for name, note in manifest.recipe.items() if name != RESPONSE}
+    domain.metrics = manifest.metrics
+    domain.base_response = _checked_response(path, base, manifest.recipe.get(RESPONSE))
     return domain.restore(_checked(path, domain, tensors, widen=base.dtype == torch.float16)).to(base.device)
+
+
+def _checked_response(path: Path, base: Base, note: Any) -> dict[str, Any]:
+    """What a pack's base made of a fixed image; raise unless this one makes the same of it."""
+    if note is None:
+        message = f"{path} does not tell what its base computes, only its weights; save it again with this polymask"
+        warnings.warn(message, PackWarning, stacklevel=3)
+        return {"shape": list(base.input.shape), "values": base.response(base.input.shape)}
+    try:
+        shape, then = tuple(map(int, note["shape"])), [float(value) for value in note["values"]]
+        if len(shape) != len(base.input.shape) or math.prod(shape) > _LARGEST_IMAGE:
+            raise ValueError(f"an image of shape {shape}")
+        now = base.response(shape)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise PackError(f"{path}: what it says of its base makes no sense: {error}") from error
+    scale = max((abs(value) for value in now), default=0.0)
+    if len(then) != len(now) or any(abs(a - b) > _LIKE * scale for a, b in zip(then, now, strict=True)):
+        raise PackError(
+            f"{path} was made for a base that has the weights of {base.name} but computes something else (the eps of a "
+            "norm, an activation or a padding differ); load the base as it was when the pack was made"
+        )
+    return {"shape": list(shape), "values": then}
 
 
 def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
