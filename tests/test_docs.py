@@ -128,7 +128,7 @@ def test_every_page_is_in_the_navigation_once():
     Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
     nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
     there = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
-    assert sorted(navigation(nav)) == sorted([*there, "CHANGELOG.md", "CONTRIBUTING.md"])
+    assert sorted(navigation(nav)) == sorted([*there, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
 
 
 @pytest.mark.slow

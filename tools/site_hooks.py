@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-BESIDE_DOCS = ("CONTRIBUTING.md", "CHANGELOG.md")  # pages of the site that no link needs to lead to
+BESIDE_DOCS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")  # pages of the site that no link needs to lead to
 LINK = re.compile(r"(?<=\]\()(?!\w+:)(?P<path>[^)#\s]+)(?=(?:#[^)\s]*)?\))")
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 NOT_UNDERSTOOD = re.compile(r"&#x00026;|&amp;|\\")  # left over from commands that it does not know
