@@ -36,6 +36,10 @@ def test_nothing_is_forgotten_and_every_method_is_measured(run):
         assert domain.unchanged
         assert len(domain.layers) == 49
         assert len(domain.predictions) == 6
+        share = 1 - domain.result_of("affine-full").test_accuracy / 100
+        wrong, right = round(domain.test_images * share), round(domain.test_images * (1 - share))
+        shown = sum(not example.right for example in domain.predictions)
+        assert shown == min(wrong, max(3, 6 - right))
 
 
 def test_the_packs_stay_and_can_be_used(run):

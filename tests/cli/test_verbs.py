@@ -75,12 +75,25 @@ def test_learn_takes_a_method_with_options_and_fields_of_the_recipe(room, printe
 
 def test_learn_leaves_a_log_and_no_checkpoint(room):
     files = {path.name for path in (room / "library" / "shapes.run").iterdir()}
-    assert files == {"log.jsonl"}
+    assert files == {"log.jsonl", "evaluation.json"}
     lines = (room / "library" / "shapes.run" / "log.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["event"] for event in events] == ["begin", "epoch", "epoch"]
     assert events[0]["seed"] == 0
     assert events[0]["recipe"]["side"] == 32
+
+
+def test_learn_reports_what_it_learned_and_offers_to(room, capsys, printed):
+    quick = [*SMALL, "--method", "classifier-only", "--epochs", "1"]
+    assert main(["learn", "plain", *quick]) == 0
+    assert "polymask report library/plain.run" in capsys.readouterr().out
+    found = printed("report", "library/plain.run")
+    assert found["evaluation"]["images"] == 12
+    page = (room / "library" / "plain.run" / "report.html").read_text()
+    assert "--method classifier-only" in page
+    assert page.count("data:image/png") == 12
+    result = printed("learn", "shown", *quick, "--report")
+    assert (room / result["report"]).is_file()
 
 
 def test_a_domain_is_not_overwritten_without_force(room, capsys):

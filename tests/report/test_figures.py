@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymask.report.canvas import spread
+from polymask.report.canvas import method_styles, spread
 from polymask.report.demo_page import DemoResult, bits_by_component, learning_curves, size_against_accuracy
 from polymask.report.figures import density_by_depth, scalars_by_depth
 from polymask.report.page_parts import COLOURS, INK, MUTED, PAPER, SERIES
@@ -126,3 +126,19 @@ def test_importing_reports_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_a_method_has_one_look_in_every_figure_and_under_every_name() -> None:
+    alone = method_styles(["affine-full"])["affine-full"]
+    among = method_styles(["finetune", "mine", "Full", "Full (k0=1)", "PackNet ↓"])
+    assert among["Full"] == alone
+    assert among["PackNet ↓"] == method_styles(["packnet"])["packnet"]
+    assert len(set(among.values())) == 5
+
+
+def test_the_figures_of_the_demo_agree_on_the_colours_of_methods(result: DemoResult) -> None:
+    ours = f"var(--{SERIES[0].role},"
+    for draw in (FIGURES["curves"], FIGURES["size"]):
+        texts = re.findall(r"<text[^>]*style=\"([^\"]*)\"[^>]*>affine-full</text>", draw(result))
+        assert texts
+        assert all(ours in style for style in texts)

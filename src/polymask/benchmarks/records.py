@@ -41,6 +41,12 @@ def label_of(method: str, direction: str = "") -> str:
     return f"{label}{options}{ARROWS.get(direction, f' {direction}')}"
 
 
+def method_of(label: str) -> str:
+    """("PackNet ↓") -> "packnet"; ("BA² (norms=own)") -> "ba2": what `label_of` was given, without its options."""
+    name = label.rstrip("".join(ARROWS.values())).partition(" (")[0].partition(":")[0]
+    return next((method for method, known in FACTS["labels"].items() if known == name), name)
+
+
 def counted(count: int, what: str) -> str:
     """(2, "seed") -> "2 seeds"."""
     return f"{count} {what}{'s' if count != 1 else ''}"

@@ -1,6 +1,5 @@
 """The demo: one network learns three domains, forgets nothing, and a report shows it."""
 
-import io
 import json
 import platform
 import time
@@ -18,7 +17,6 @@ from polymask.benchmarks.jobs import layer_statistics
 from polymask.benchmarks.records import EpochPoint
 from polymask.core.accounting import bits_per_weight, component_bits
 from polymask.core.base import Base, fingerprint
-from polymask.core.domain import Domain
 from polymask.core.network import named_tensors
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
 METHOD = "affine-full"
 RIVALS = ("classifier-only", "finetune")
+_EXAMPLES = 6  # images of a domain that the report shows
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def _learn(
         train_images=len(data.train),
         test_images=len(loaders.test.cache),
         methods=tuple(results),
-        predictions=tuple(_examples(base, domain, data.classes, loaders.test)),
+        predictions=tuple(_examples(base, learned, data.classes, loaders.test)),
         layers=layer_statistics(domain),
         unchanged=False,
         components=component_bits(domain),
@@ -164,24 +163,25 @@ def _measured(base: Base, method: str, learned: Learned, out: Path, name: str, s
     )
 
 
-def _examples(base: Base, domain: Domain, classes: Sequence[str], test: Loader) -> Iterator[ExampleImage]:
-    """What the domain says of test images spread over the whole split, right or wrong."""
-    from PIL import Image
-
-    net = domain.merged(base)
-    for index in torch.linspace(0, len(test.cache) - 1, 6).round().int().tolist():
-        image = test.cache.image(index)
-        crop = test.transform.crop(image, np.random.default_rng(0))
+def _examples(base: Base, learned: Learned, classes: Sequence[str], test: Loader) -> Iterator[ExampleImage]:
+    """What the domain says of test images: as many right as wrong ones, where there are, spread over the split."""
+    assert learned.evaluation is not None
+    wrong = learned.evaluation.wrong
+    right = sorted(set(range(len(test.cache))) - set(wrong))
+    few = min(len(wrong), max(_EXAMPLES // 2, _EXAMPLES - len(right)))
+    net = learned.domain.merged(base)
+    for index in _spread(right, _EXAMPLES - few) + _spread(wrong, few):
+        crop = test.transform.crop(test.cache.image(index), np.random.default_rng(0))
         shares = logits(net, base.placed(test.transform.batch([crop]))).softmax(1)[0]
-        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        picture.thumbnail((128, 128))
-        png = io.BytesIO()
-        picture.save(png, "PNG")
-        yield ExampleImage(
-            image_png=png.getvalue(),
-            truth=classes[int(test.cache.labels[index])],
-            top=tuple(likeliest(shares, classes, 3)),
-        )
+        top = likeliest(shares, classes, 3)
+        truth = classes[int(test.cache.labels[index])]
+        yield ExampleImage(image_png=test.cache.thumbnail(index), truth=truth, top=tuple(top))
+
+
+def _spread(places: Sequence[int], count: int) -> list[int]:
+    """So many of the places, evenly spaced; all, where there are fewer."""
+    chosen = np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int)
+    return [places[i] for i in chosen]
 
 
 def main_numbers(result: DemoResult, report: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Verbs that train from images to a file: learn, pretrain, demo."""
 
+import shlex
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ class TrainingVerb(ImagesVerb):
         if self.leads:
             self.make_folder(work, self.out_file(), self.checkpoint)
             if not self.resume:
-                for file in (self.checkpoint, log):
+                for file in (self.checkpoint, log, work / "evaluation.json", work / "report.html"):
                     file.unlink(missing_ok=True)
         loaders = self.loaders(data, spec, recipe)
         listener = Listener()
@@ -137,6 +138,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
     kernels: Literal["eager", "compiled"] | None = None
     """What computes masks; compiled is faster on large networks and needs a C++ compiler.
     The default is what POLYMASK_KERNELS says, or eager."""
+    report: bool = False
+    """Write NAME.run/report.html beside the pack: curves, confusions, the hardest images, sizes."""
     overrides: Overrides = field(default_factory=Overrides)
 
     in_ranks: ClassVar[bool] = True
@@ -172,9 +175,13 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.methods.affine.formula import set_kernels
+        from polymask.report.canvas import check_drawing
+        from polymask.report.learn_page import record_learning, write_learn_report
         from polymask.train.learn import learn
         from polymask.train.recipe import method_by, read_method
 
+        if self.report:
+            check_drawing()
         if self.kernels is not None:
             set_kernels(self.kernels)
         base = self.open_base(self.base)
@@ -189,6 +196,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
         learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
         if self.leads:
             learned.domain.save(self.out_file())
+            record = record_learning(
+                learned, base, data, options["loaders"], self.out_file(), self.method, self.command(recipe)
+            )
+            record.write(self.checkpoint.parent)
+            if self.report:
+                write_learn_report(self.checkpoint.parent)
         if learned.at_chance:
             self.say(
                 f"[yellow]what was learned is no better than guessing[/]: the rate of "
@@ -201,7 +214,22 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
         info = inspect(target)
         named = {"pack": str(target), "method": info.manifest.method, "base": info.manifest.base}
+        if self.report:
+            named["report"] = str(self.checkpoint.with_name("report.html"))
         return named | {"bytes": info.bytes} | info.manifest.metrics
+
+    def command(self, recipe: Recipe) -> str:
+        """What to type for the same training."""
+        words = ["polymask", "learn", self.name, "--data", self.data, "--base", self.base, "--method", self.method]
+        words += ["--recipe", self.recipe, "--seed", str(self.seed)]
+        words += [] if self.limit is None else ["--limit", str(self.limit)]
+        for name, value in given_fields(self.overrides).items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", *map(str, value if isinstance(value, tuple | list) else [value])]
+        return shlex.join(words)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         rows = [
@@ -212,6 +240,11 @@ class LearnVerb(TrainingVerb, BaseVerb):
         ]
         console.print(table("", "", rows=rows))
         console.print(f"try: polymask predict {self.name} IMAGE --library {self.out}", style="dim")
+        if self.report:
+            console.print(f"look at {result['report']}", soft_wrap=True, markup=False)
+        else:
+            folder = self.checkpoint.parent
+            console.print(f"see its curves and mistakes: polymask report {folder}", style="dim", soft_wrap=True)
 
 
 _FOR_HEADS = ("weight_rate", "head_optimiser", "head_rate", "head_momentum")

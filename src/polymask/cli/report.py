@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ReportVerb(Verb):
-    """Write tables and figures of a benchmark's runs, as HTML, Markdown and CSV."""
+    """Write tables and figures of a benchmark's runs, or of one training, as a page of its own."""
 
     runs: tyro.conf.Positional[list[Path]]
-    """The folder that `polymask benchmark --out` wrote; several only with --compare."""
+    """The folder that `polymask benchmark --out` wrote, or the NAME.run beside a pack that `polymask learn`
+    wrote; several only with --compare."""
     out: Path | None = None
     """Where the report goes: beside the runs, unless given."""
     compare: str | None = None
@@ -36,8 +37,13 @@ class ReportVerb(Verb):
                 f"a report is of one folder, not of {len(self.runs)}; give one, or --compare A,B "
                 "to compare methods over several"
             )
+        from polymask.report.learn_page import is_learn_run, write_learn_report
         from polymask.report.pages import write_report
 
+        if is_learn_run(self.runs[0]):
+            record, file = write_learn_report(self.runs[0], self.out)
+            found = None if record.evaluation is None else record.evaluation.to_json()
+            return {"name": record.name, "method": record.method, "evaluation": found, "files": [str(file)]}
         findings, files = write_report(self.runs[0], self.out)
         return findings.to_json() | {"files": [str(file) for file in files]}
 
@@ -53,6 +59,9 @@ class ReportVerb(Verb):
         if "comparisons" in result and "rows" not in result:
             for one in result["comparisons"]:
                 console.print(one["sentence"], soft_wrap=True, markup=False)
+            return
+        if "evaluation" in result:
+            console.print(f"wrote {result['files'][0]}", soft_wrap=True, markup=False)
             return
         rows = result["rows"]
         before = {

@@ -11,6 +11,7 @@ them are named at once.
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -87,6 +88,16 @@ class Cache:
         if pixels is None:
             pixels = self.shrink(self.split.image(index, self.shrink.side))
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    def thumbnail(self, index: int, side: int = 128) -> bytes:
+        """One image as a PNG file of at most `side` × `side` pixels."""
+        from PIL import Image
+
+        picture = Image.fromarray(self.image(index).permute(1, 2, 0).contiguous().numpy())
+        picture.thumbnail((side, side))
+        png = io.BytesIO()
+        picture.save(png, "PNG")
+        return png.getvalue()
 
     @property
     def nbytes(self) -> int:

@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from polymask.benchmarks.records import method_of
 from polymask.errors import PolymaskError
 from polymask.report.page_parts import COLOURS, INK, LINE, MUTED, SERIES
 
@@ -89,6 +90,12 @@ class Canvas:
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             self.figure.savefig(file, format="svg", metadata=nothing)
         return _for_pages(file.getvalue(), name, description, self.width, self.height)
+
+
+def check_drawing() -> None:
+    """Raise where figures cannot be drawn."""
+    with open_canvas(8, 8):
+        pass
 
 
 @contextmanager
@@ -174,7 +181,13 @@ def _variable(colour: re.Match[str]) -> str:
 
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":")
-_LONGEST = 18  # letters of a label
+# Those that readers compare first have a colour of their own; later ones share it, with another marker and dash.
+_METHODS = (
+    *("affine-full", "finetune", "classifier-only", "piggyback", "affine-simple", "bitdelta", "lora-conv"),
+    *("parallel-adapter", "series-adapter", "bn-only", "piggyback-bn", "packnet", "ba2", "covnorm"),
+    *("spottune", "dan", "progressive", "mtan", "lwf", "ewc", "pa-svd"),
+)
+_LONGEST = 30  # letters of a label
 KEY_ROW = 18  # height
 
 
@@ -188,20 +201,36 @@ class SeriesStyle:
 
 
 def style_of(index: int) -> SeriesStyle:
-    """The look of the series with this index; colours come round again with another dash."""
+    """The look of the series with this index; colours come round again with another marker and dash."""
     turn, place = divmod(index, len(SERIES))
-    return SeriesStyle(SERIES[place].light, _MARKERS[place], _DASHES[turn % len(_DASHES)])
+    return SeriesStyle(SERIES[place].light, _MARKERS[(place + turn) % len(_MARKERS)], _DASHES[turn % len(_DASHES)])
 
 
-def draw_line(axes: "Axes", x: Sequence[float], y: Sequence[float], index: int) -> None:
+def method_styles(labels: Iterable[str]) -> dict[str, SeriesStyle]:
+    """The look of each method, named as it is or as tables call it: the same in every figure.
+
+    A method that is not listed, or that is there twice with other options, takes a look that is free.
+    """
+    indices: dict[str, int] = {}
+    others = []
+    for label in labels:
+        known = _METHODS.index(method) if (method := method_of(label)) in _METHODS else None
+        if known is None or known in indices.values():
+            others.append(label)
+        else:
+            indices[label] = known
+    free = (index for index in count() if index not in list(indices.values()))
+    looks = indices | {label: next(free) for label in others}
+    return {label: style_of(looks[label]) for label in [*indices, *others]}
+
+
+def draw_line(axes: "Axes", x: Sequence[float], y: Sequence[float], style: SeriesStyle) -> None:
     """A series of few points: a line with a marker at each."""
-    style = style_of(index)
     axes.plot(x, y, style.dash, color=style.colour, marker=style.marker, clip_on=False)
 
 
-def draw_dots(axes: "Axes", x: Sequence[float], y: Sequence[float], index: int) -> None:
+def draw_dots(axes: "Axes", x: Sequence[float], y: Sequence[float], style: SeriesStyle) -> None:
     """A series of many points: the markers speak, a faint line joins them."""
-    style = style_of(index)
     axes.plot(x, y, style.dash, color=style.colour, linewidth=0.8, alpha=0.45)
     axes.plot(x, y, style.marker, color=style.colour, markersize=3.2, clip_on=False)
 
@@ -213,14 +242,14 @@ def heading(axes: "Axes", text: str, *, above: float = 0) -> None:
     write(axes, x, y, text, transform=axes.transAxes, color=MUTED.light)
 
 
-def end_labels(axes: "Axes", ends: Mapping[str, float]) -> None:
+def end_labels(axes: "Axes", ends: Mapping[str, float], styles: Mapping[str, SeriesStyle]) -> None:
     """The name of each series right of the axes, as near to its last value as there is room."""
     low, high = axes.get_ylim()
     height, width = axes.bbox.height, axes.bbox.width
     wanted = [height * (end - low) / (high - low) for end in ends.values()]
     places = spread(wanted, LINE_HEIGHT, 0, height)
-    for index, (text, place) in enumerate(zip(ends, places, strict=True)):
-        style, y = style_of(index), place / height
+    for text, place in zip(ends, places, strict=True):
+        style, y = styles[text], place / height
         at: dict[str, Any] = {"transform": axes.transAxes, "color": style.colour, "clip_on": False}
         axes.plot([1 + 11 / width], [y], style.marker, markersize=4.5, **at)
         write(axes, 1 + 18 / width, y, shortened(text), va="center_baseline", **at)
@@ -280,7 +309,7 @@ def place_names(
     places = []
     low, left, right = axes.bbox.y0, axes.bbox.x0, axes.bbox.x1 + 8
     for index, (text, (x, y)) in enumerate(middles.items()):
-        width = _width(shortened(text))
+        width = text_width(shortened(text))
         aside, corner = 10 + width / 2, 5 + width / 2
         offsets = [(0.0, 14.0), (0.0, -15.0), (aside, 0.0), (-aside, 0.0)]
         offsets += [(corner, 12.0), (corner, -13.0), (-corner, 12.0), (-corner, -13.0)]
@@ -300,16 +329,21 @@ def place_names(
     return places
 
 
+def room_for(labels: Iterable[str]) -> float:
+    """The pixels that the longest of these labels takes beside the axes."""
+    return max((text_width(shortened(label)) for label in labels), default=0.0)
+
+
 def shortened(text: str) -> str:
-    """The text, cut where it would leave the canvas."""
+    """The text, cut where it is longer than a label may be."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _key_width(label: str) -> float:
-    return 26 + _width(shortened(label))
+    return 26 + text_width(shortened(label))
 
 
-def _width(text: str) -> float:
+def text_width(text: str) -> float:
     """About how many pixels the text takes in a reader's sans-serif font."""
     ems = sum(0.3 if c in "fijlrtI.,-' " else 0.85 if c in "mwMW" else 0.58 for c in text)
     return ems * FONT_SIZE

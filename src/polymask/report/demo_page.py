@@ -164,7 +164,7 @@ def demo_page(result: DemoResult) -> str:
         mean_bits=fmean(method.bits_per_weight for method in kept),
         training_seconds=sum(method.seconds for method in kept),
         share=share_text,
-        data_uri=_data_uri,
+        wrong=lambda domain: _wrong(domain, result.method),
         drawn=_draw(domains),
     )
 
@@ -196,9 +196,10 @@ def _draw(domains: Sequence[DomainResult]) -> dict[str, Any]:
     }
 
 
-def _data_uri(image: bytes) -> str:
-    kind = "jpeg" if image.startswith(b"\xff\xd8") else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+def _wrong(domain: DomainResult, method: str) -> int:
+    """How many test images of a domain a method gets wrong."""
+    found = domain.result_of(method)
+    return 0 if found is None else round(domain.test_images * (1 - found.test_accuracy / 100))
 
 
 def learning_curves(methods: Sequence[MethodResult], *, name: str) -> str:
@@ -230,12 +231,12 @@ def size_against_accuracy(domains: Sequence[DomainResult], *, name: str) -> str:
         axes.tick_params(which="minor", size=0)
         axes.set_xlabel("bytes a domain, logarithmic")
         canvas.heading(axes, "mean test accuracy, %")
-        for index, (size, accuracy) in enumerate(points.values()):
-            style = canvas.style_of(index)
-            axes.plot([size], [accuracy], style.marker, color=style.colour, markersize=7)
+        styles = canvas.method_styles(points)
+        for method, (size, accuracy) in points.items():
+            axes.plot([size], [accuracy], styles[method].marker, color=styles[method].colour, markersize=7)
         places = canvas.place_names(axes, points)
-        for index, (text, place) in enumerate(zip(points, places, strict=True)):
-            look = {"color": canvas.style_of(index).colour, "ha": "center", "va": "center_baseline"}
+        for text, place in zip(points, places, strict=True):
+            look = {"color": styles[text].colour, "ha": "center", "va": "center_baseline"}
             canvas.write(axes, place.x, place.y, canvas.shortened(text), transform=axes.transAxes, **look)
         told = "; ".join(f"{m} {bytes_text(b)}, {a:.1f} %" for m, (b, a) in points.items())
         return page.svg(name, f"Bytes a domain and mean test accuracy: {told}.")
@@ -248,7 +249,7 @@ def bits_by_component(components: Mapping[str, Mapping[str, int]], *, name: str)
     rows = canvas.key_rows([component.replace("_", " ") for component in present], figures.WIDE)
     top = 8 + canvas.KEY_ROW * len(rows)
     with canvas.open_canvas(figures.WIDE, top + 28 * len(components)) as page:
-        axes = page.axes(left=112, right=72, top=top, bottom=0)
+        axes = page.axes(left=12 + canvas.room_for(components), right=72, top=top, bottom=0)
         longest = max(totals.values()) or 1
         gap = longest / 50
         axes.set_xlim(0, longest)

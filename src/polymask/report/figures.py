@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polymask.benchmarks.compare import Comparison, Frontier, Point
 from polymask.benchmarks.records import EpochPoint, LayerStatistics
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 _LARGE = 640  # pixels
 WIDE = 440  # a phone shows it at four fifths of that
 _NARROW = 340  # one of several side by side
-_MEMBER = SERIES[0].light  # of the frontier
 _LINEAR = 5.0  # points to both sides of 0 that are drawn to scale
 _TICKS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 
 def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, images: str = "validation") -> str:
-    """Accuracy on some images, and below it the training loss: a line for each label."""
+    """Accuracy on some images, and below it the training loss: a line for each method."""
     points = [point for curve in curves.values() for point in curve]
     last = max((point.epoch for point in points), default=1)
     lowest = min((point.val_accuracy for point in points), default=0.0)
+    names = 22 + canvas.room_for(curves)
     with canvas.open_canvas(_NARROW, 300) as page:
-        accuracy = page.axes(left=32, right=104, top=24, bottom=128)
-        loss = page.axes(left=32, right=104, top=208, bottom=38)
-        for index, curve in enumerate(curves.values()):
+        accuracy = page.axes(left=32, right=names, top=24, bottom=128)
+        loss = page.axes(left=32, right=names, top=208, bottom=38)
+        styles = canvas.method_styles(curves)
+        for label, curve in curves.items():
             epochs = [point.epoch for point in curve]
-            canvas.draw_line(accuracy, epochs, [point.val_accuracy for point in curve], index)
-            canvas.draw_line(loss, epochs, [point.loss for point in curve], index)
+            canvas.draw_line(accuracy, epochs, [point.val_accuracy for point in curve], styles[label])
+            canvas.draw_line(loss, epochs, [point.loss for point in curve], styles[label])
         accuracy.set_ylim(max(0, 10 * floor((lowest - 5) / 10)), 100)
         loss.set_ylim(bottom=0)
         for axes in (accuracy, loss):
@@ -47,7 +48,7 @@ def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, 
         canvas.heading(accuracy, f"{images} accuracy, %")
         canvas.heading(loss, "training loss")
         ends = {label: curve[-1].val_accuracy for label, curve in curves.items()}
-        canvas.end_labels(accuracy, ends)
+        canvas.end_labels(accuracy, ends, styles)
         told = ", ".join(f"{label} {end:.1f} %" for label, end in ends.items())
         return page.svg(name, f"Learning curves; {images} accuracy at the end: {told}.")
 
@@ -64,7 +65,7 @@ def density_by_depth(layers: Mapping[str, Sequence[LayerStatistics]], *, name: s
             # Equal densities would hide each other: half a layer is shared by the series.
             beside = 0.5 * (index + 0.5) / len(stacks) - 0.25
             depths = [layer.depth + beside for layer in stack]
-            canvas.draw_dots(axes, depths, [100 * layer.density for layer in stack], index)
+            canvas.draw_dots(axes, depths, [100 * layer.density for layer in stack], canvas.style_of(index))
         axes.set_ylim(0, 100)
         axes.set_yticks([0, 25, 50, 75, 100])
         _depth_axis(axes, stacks.values())
@@ -82,7 +83,7 @@ def scalars_by_depth(layers: Sequence[LayerStatistics], *, name: str, limit: flo
         axes = page.axes(left=44, right=8, top=26, bottom=38)
         axes.axhline(0, color=MUTED.light, linewidth=1)
         for index, values in enumerate(series.values()):
-            canvas.draw_dots(axes, [layer.depth for layer in layers], values, index)
+            canvas.draw_dots(axes, [layer.depth for layer in layers], values, canvas.style_of(index))
         axes.set_ylim(-reach, reach)
         _few_ticks(axes, 5)
         _depth_axis(axes, [layers])
@@ -112,15 +113,15 @@ def size_against_score(frontier: Frontier, *, name: str) -> str:
         axes.set_xlabel("bits a weight that a domain adds, logarithmic")
         canvas.heading(axes, _measured(frontier))
         steps = _steps(members)
-        axes.plot([x for x, _ in steps], [y for _, y in steps], color=_MEMBER, linewidth=1.2)
+        axes.plot([x for x, _ in steps], [y for _, y in steps], color=MUTED.light, linewidth=1.2)
+        styles = canvas.method_styles(point.label for point in points)
         for point in points:
-            fill = _MEMBER if point.on_frontier else PAPER.light
-            edge = _MEMBER if point.on_frontier else MUTED.light
-            axes.plot(
-                [point.overhead], [point.value], "o", zorder=3, markersize=7, markerfacecolor=fill, markeredgecolor=edge
-            )
+            style = styles[point.label]
+            fill = style.colour if point.on_frontier else PAPER.light
+            look: dict[str, Any] = {"markersize": 7, "markerfacecolor": fill, "markeredgecolor": style.colour}
+            axes.plot([point.overhead], [point.value], style.marker, zorder=3, **look)
         others = [point for point in points if not point.on_frontier]
-        _name(axes, [*members, *others], len(members), steps)
+        _name(axes, [*members, *others], len(members), steps, styles)
         told = ", ".join(f"{p.label} ({p.overhead:.2f} bits, {p.value:.1f})" for p in members)
         return page.svg(name, f"{_measured(frontier)} against bits a weight; on the frontier: {told}.")
 
@@ -128,17 +129,18 @@ def size_against_score(frontier: Frontier, *, name: str) -> str:
 def points_lost(lost: Mapping[str, float], *, name: str) -> str:
     """A bar for each method: mean points of accuracy lost; to the left it gained."""
     with canvas.open_canvas(440, 30 + 26 * len(lost)) as page:
-        axes = page.axes(left=116, right=44, top=26, bottom=4)
+        axes = page.axes(left=14 + canvas.room_for(lost), right=44, top=26, bottom=4)
         low, high = min(0.0, *lost.values()), max(0.0, *lost.values())
         span = (high - low) or 1.0
         axes.set_xlim(low - (0.12 * span if low < 0 else 0), low + span)
         axes.set_ylim(len(lost) - 0.5, -0.5)
         axes.set_axis_off()
-        axes.barh(range(len(lost)), list(lost.values()), 0.6, color=SERIES[1].light)
+        styles = canvas.method_styles(lost)
+        axes.barh(range(len(lost)), list(lost.values()), 0.6, color=[styles[label].colour for label in lost])
         axes.axvline(0, color=MUTED.light, linewidth=1)
         left = axes.get_xlim()[0] - span / 40
         for row, (label, value) in enumerate(lost.items()):
-            canvas.write(axes, left, row, label, ha="right", va="center_baseline", color=INK.light)
+            canvas.write(axes, left, row, canvas.shortened(label), ha="right", va="center_baseline", color=INK.light)
             at = max(value, 0.0) + span / 50
             text = f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
             canvas.write(axes, at, row, text, va="center_baseline", color=MUTED.light)
@@ -172,14 +174,19 @@ def _steps(members: Sequence[Point]) -> list[tuple[float, float]]:
     return corners
 
 
-def _name(axes: "Axes", points: Sequence[Point], members: int, path: Sequence[tuple[float, float]]) -> None:
+def _name(
+    axes: "Axes",
+    points: Sequence[Point],
+    members: int,
+    path: Sequence[tuple[float, float]],
+    styles: Mapping[str, canvas.SeriesStyle],
+) -> None:
     """Names where they meet nothing; those on the frontier, which come first, in any case."""
     where = {point.label: (point.overhead, point.value) for point in points}
     places = canvas.place_names(axes, where, needed=members, path=path)
     for point, place in zip(points, places, strict=True):
         if place.free or point.on_frontier:
-            colour = _MEMBER if point.on_frontier else MUTED.light
-            look = {"color": colour, "ha": "center", "va": "center_baseline"}
+            look = {"color": styles[point.label].colour, "ha": "center", "va": "center_baseline"}
             canvas.write(axes, place.x, place.y, canvas.shortened(point.label), transform=axes.transAxes, **look)
 
 
@@ -191,7 +198,8 @@ def differences(comparisons: Sequence[Comparison], *, name: str) -> str:
     top = 28 + canvas.KEY_ROW * len(rows)
     other = comparisons[0].other
     with canvas.open_canvas(_LARGE, top + 30 * len(comparisons) + 38) as page:
-        axes = page.axes(left=128, right=104, top=top, bottom=38)
+        names = 14 + canvas.room_for(one.method for one in comparisons)
+        axes = page.axes(left=names, right=104, top=top, bottom=38)
         # Rows that are far behind must not press the others together.
         axes.set_xscale("symlog", linthresh=_LINEAR, linscale=1.1)
         _horizontal(axes, comparisons)

@@ -1,5 +1,7 @@
 """What pages are made of: numbers as a reader wants them, tables as text in cells, and templates."""
 
+import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -7,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 NOTHING = "–"
+_NO_TEXT = re.compile(r"(<style.*?</style>|<pre.*?</pre>|<[^>]*>)", re.DOTALL)
+_UNITS = r"%|(?:[kMG]?B|[kMG]?bits?|ms|s|min|px|points?|million)\b"
+_BEFORE_UNIT = re.compile(rf"(?<=\d) (?={_UNITS}|± ?\d)|(?<=±) (?=\d)|(?<=\d\u00a0min) (?=\d)|(?<=\d min) (?=\d)")
 _MANY = 9
 
 
@@ -209,4 +214,18 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     pages.filters |= {"bytes": bytes_text, "count": count_text, "duration": duration_text, "listed": listed}
-    return pages.get_template(template).render(light=variables("light"), dark=variables("dark"), **values)
+    pages.filters |= {"data_uri": data_uri}
+    return unbroken(pages.get_template(template).render(light=variables("light"), dark=variables("dark"), **values))
+
+
+def data_uri(image: bytes) -> str:
+    """A picture as an address that holds it."""
+    kind = "jpeg" if image.startswith(b"\xff\xd8") else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def unbroken(html: str) -> str:
+    """The page with numbers and their units on one line: the space between them does not break."""
+    pieces = _NO_TEXT.split(html)
+    pieces[::2] = [_BEFORE_UNIT.sub("\u00a0", text) for text in pieces[::2]]
+    return "".join(pieces)
