@@ -1,16 +1,18 @@
 """What is too much, too many or too slow is refused, and the server answers on."""
 
+import http.client
+import json
+import socket
 import threading
 
 import pytest
-from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from polymask.errors import PolymaskError
 from polymask.serve import Settings
 from polymask.serve.security import Bodies
 from polymask.serve.settings import Refusal
-from serving import BYTES, JSON, LOCAL, make_app, picture, text
+from serving import BYTES, JSON, LOCAL, PATIENCE, make_app, picture, running, text
 
 
 def still_answers(client):
@@ -31,22 +33,32 @@ def test_a_body_beyond_the_limit_is_refused_whether_it_says_its_length_or_not(cl
     assert still_answers(client)
 
 
-def test_bodies_that_are_too_many_at_once_are_refused_before_they_are_read(folder):
-    def request(**headers):
-        raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        return Request({"type": "http", "headers": raw})
-
+def test_bodies_that_are_too_many_at_once_are_refused_as_they_come(folder):
     bodies = Bodies(Settings(library=folder, max_body_bytes=600, max_bodies_bytes=1000))
-    with bodies.room_for(request(content_length="500")):
-        with bodies.room_for(request(content_length="500")):
-            for another in (request(content_length="1"), request()):
-                with pytest.raises(Refusal) as refused, bodies.room_for(another):
-                    pass
-                assert refused.value.status == 429
-        with pytest.raises(Refusal), bodies.room_for(request(transfer_encoding="chunked")):
-            pass  # it may be as long as is allowed
-    with bodies.room_for(request()):
-        pass
+    with bodies.room() as first, bodies.room() as second:
+        first(500)
+        second(499)
+        with pytest.raises(Refusal) as refused:
+            first(2)
+        assert refused.value.status == 429
+        second(1)
+    with bodies.room() as third:
+        third(1000)
+
+
+def test_clients_that_only_announce_large_bodies_keep_no_room_from_others(folder):
+    limits = {"max_body_bytes": 1 << 20, "max_bodies_bytes": 1 << 20}
+    with running(make_app(folder, **limits)) as (_, address):
+        idle = [socket.create_connection(address) for _ in range(4)]
+        for one in idle:
+            one.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                        b"Content-Length: 1000000\r\n\r\n{")  # fmt: skip
+        connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
+        connection.request("POST", "/v1/predict", json.dumps({"domain": "d0", "images": [text(picture())]}), JSON)
+        assert connection.getresponse().status == 200
+        connection.close()
+        for one in idle:
+            one.close()
 
 
 def test_a_queue_that_is_full_answers_429_with_a_time(folder):

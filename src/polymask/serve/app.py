@@ -152,8 +152,8 @@ def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metr
     )
     async def predict(request: Request) -> answers.DomainPrediction:
         began = time.perf_counter()
-        with bodies.room_for(request):
-            body, images = await read_body(request, settings, PredictBody)
+        with bodies.room() as take:
+            body, images = await read_body(request, settings, PredictBody, take)
             request.state.note = {"domain": body.domain, "images": len(images)}
             answer = await engine.predict(body.domain, images)
         metrics.observe_engine(engine)
@@ -166,8 +166,8 @@ def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metr
     )
     async def predict_auto(request: Request) -> answers.AutoPrediction:
         began = time.perf_counter()
-        with bodies.room_for(request):
-            body, images = await read_body(request, settings, AutoBody)
+        with bodies.room() as take:
+            body, images = await read_body(request, settings, AutoBody, take)
             request.state.note = {"images": len(images)}
             best = await engine.predict_best(body.domains, images)
         metrics.observe_engine(engine)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from polymask.core.base import Base
 
 HEAD_SECONDS = 10.0
+WRITE_SECONDS = 20.0
 _HEALTH_SECONDS = 60  # a worker that is silent for so long is replaced; a dead one at once
 _CONNECTIONS = 1000  # of a worker
 _LAST_SECONDS = 3.0  # for threads to finish once no request is left, or the drain is over
@@ -47,6 +48,7 @@ class ImpatientProtocol(H11Protocol):
     """
 
     head_timer: asyncio.TimerHandle | None = None
+    write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -61,7 +63,20 @@ class ImpatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
+        self.resume_writing()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read its answer, but not for ever."""
+        super().pause_writing()
+        self.write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on with an answer that is read again."""
+        super().resume_writing()
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -175,11 +190,21 @@ def loopback_names(host: str) -> tuple[str, ...]:
 
 
 class _Supervisor(Multiprocess):
+    def init_processes(self) -> None:
+        super().init_processes()
+        self._leave_ends_to_workers()
+
+    def _leave_ends_to_workers(self) -> None:
+        """Close this process's copies of the workers' ends of pipes: else nobody hears of the end of a worker."""
+        for process in self.processes:
+            process.child_conn.close()
+
     def keep_subprocess_alive(self) -> None:
         from prometheus_client.multiprocess import mark_process_dead
 
         before = {process.pid for process in self.processes}
         super().keep_subprocess_alive()
+        self._leave_ends_to_workers()
         for pid in before - {process.pid for process in self.processes}:
             mark_process_dead(pid)  # type: ignore[no-untyped-call]
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -116,14 +117,20 @@ class AutoBody(ImagesBody):
 Body = TypeVar("Body", bound=ImagesBody)
 
 
-async def read_body(request: Request, settings: Settings, kind: type[Body]) -> tuple[Body, list[bytes]]:
+async def read_body(
+    request: Request, settings: Settings, kind: type[Body], take: Callable[[int], None]
+) -> tuple[Body, list[bytes]]:
     """A body in either form, checked, and the files of its images."""
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type not in ("application/json", "multipart/form-data"):
         raise Refusal(415, "send multipart/form-data or application/json")
     limit, seconds = settings.max_body_bytes, settings.read_timeout
-    data = b"".join([piece async for piece in body_pieces(request, limit, seconds)])
+    pieces = []
+    async for piece in body_pieces(request, limit, seconds):
+        take(len(piece))
+        pieces.append(piece)
+    data = b"".join(pieces)
     try:
         if media_type == "application/json":
             body, images = await asyncio.to_thread(_from_json, data, kind)

@@ -132,23 +132,30 @@ class Allowed:
 
 
 class Bodies:
-    """The bytes of all requests that are being read or answered, bounded."""
+    """The bytes of all requests that are being read or answered, bounded.
+
+    They count as they come: a client that only says it will send much keeps no room from others.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._held = settings, 0
+        self._most, self._held = max(settings.max_bodies_bytes, settings.max_body_bytes), 0
 
     @contextmanager
-    def room_for(self, request: Request) -> Iterator[None]:
-        """Admit a body of the length that it says it has, or of the most that is allowed."""
-        most = self._settings.max_body_bytes
-        size = min(declared_length(request, most), most)
-        if self._held + size > max(self._settings.max_bodies_bytes, most):
-            raise busy("too many requests are under way", 1)
-        self._held += size
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """While one request is read and answered: what to call with the number of bytes that came."""
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            if self._held + size > self._most:
+                raise busy("too many requests are under way", 1)
+            self._held += size
+            mine += size
+
         try:
-            yield
+            yield take
         finally:
-            self._held -= size
+            self._held -= mine
 
 
 def declared_length(request: Request, unknown: int) -> int:
