@@ -34,6 +34,7 @@ def page(request, site):
 def test_a_dropped_image_is_answered_by_the_best_domain(page):
     page.drop(picture(), "a.png", "image/png")
     page.wait_for("document.querySelector('.bars')")
+    assert page.text("#domain option") == "Auto-detect"
     assert page.text(".answer h2") in ("d0", "d1")
     assert "ms in the server" in page.text(".answer .note")
     shares = page.run("return [...document.querySelectorAll('.bars span:nth-child(2)')].map((s) => s.innerText)")
@@ -62,6 +63,44 @@ def test_what_is_no_image_is_said_to_be_none(page):
     assert "not an image" in page.wait_for("document.querySelector('.answer .problem')?.innerText")
     page.drop(b"hello", "a.png", "image/png")
     page.wait_for("document.querySelector('.answer .problem')?.innerText.includes('can be read')")
+
+
+def test_several_images_are_answered_one_by_one(page, tmp_path):
+    files = []
+    for i in range(5):
+        files.append(tmp_path / f"photo {i}.png")
+        files[-1].write_bytes(picture(i) if i != 3 else b"no image at all")
+    page.type("#file", "\n".join(map(str, files)))
+    page.wait_for("document.querySelectorAll('.several .bars').length === 4")
+    names = page.run("return [...document.querySelectorAll('.several h3')].map((h) => h.innerText)")
+    assert names == [file.name for file in files]
+    assert "can be read" in page.wait_for("document.querySelector('.several li:nth-child(4) .problem')?.innerText")
+    assert page.run("return document.querySelectorAll('.several .thumb img').length") == 4
+    assert page.text("#invited") == "5 images chosen"
+    page.click("[data-name=d1] .use")
+    page.wait_for("[...document.querySelectorAll('.several .said .note')].filter((n) => n.innerText === 'd1').length === 4")
+
+
+def test_an_image_that_the_browser_cannot_show_is_still_answered(page):
+    page.drop(picture(kind="TIFF"), "scan.tiff", "image/tiff")
+    page.wait_for("document.querySelector('.answer .bars')")
+    assert page.wait_for("document.querySelector('#drop .unseen')?.innerText").startswith("TIFF file")
+    assert page.run("return document.querySelectorAll('#drop img').length") == 0
+
+
+def test_an_empty_library_says_how_to_fill_it(browser, tmp_path):
+    app = make_app(library(tmp_path / "library", 1))
+    with running(app) as (_, (host, port)):
+        browser.open(f"http://{host}:{port}/")
+        browser.wait_for(f"{CARDS} === 'd0'")
+        assert not browser.run("return document.querySelector('#start').checkVisibility()")
+        browser.click("[data-name=d0] .delete")
+        browser.click("[data-name=d0] .delete")
+        browser.wait_for("document.querySelector('#start').checkVisibility()")
+        assert "No domains yet" in browser.text("#start")
+        assert "polymask learn" in browser.text("#start-command")
+        browser.drop(picture(), "a.png", "image/png")
+        assert "no domain yet" in browser.wait_for("document.querySelector('.answer .problem')?.innerText")
 
 
 def test_a_pack_is_uploaded_and_deleted(page, tmp_path):

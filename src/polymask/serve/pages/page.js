@@ -2,7 +2,10 @@
 
 const byId = (id) => document.getElementById(id);
 const SHOWN = 60; // cards at first
-const state = { image: null, domains: [], rejected: [], writable: true, shown: SHOWN, names: "" };
+const MOST = 64; // images at once
+const AT_ONCE = 4; // of them on the way to the server
+const DETECT = "Auto-detect";
+const state = { images: [], leftOut: 0, turn: 0, domains: [], rejected: [], writable: true, shown: SHOWN, names: null };
 
 /* Asking the server */
 
@@ -42,59 +45,126 @@ function askForToken() {
   return openDialog;
 }
 
-/* One image */
+/* Images, each asked about by itself */
 
-function take(file) {
-  if (!file || !file.type.startsWith("image/")) {
-    showProblem(new Error("that is not an image"));
+function take(files) {
+  const images = [...files].filter((file) => !file.type || file.type.startsWith("image/"));
+  if (!images.length) {
+    showProblem(new Error(files.length > 1 ? "none of these is an image" : "that is not an image"));
     return;
   }
-  state.image = file;
-  const preview = byId("preview");
-  URL.revokeObjectURL(preview.src);
-  preview.src = URL.createObjectURL(file);
-  preview.hidden = false;
-  byId("invitation").hidden = true;
+  state.images.forEach((image) => URL.revokeObjectURL(image.address));
+  state.images = images.slice(0, MOST).map((file) => ({ file, address: URL.createObjectURL(file) }));
+  state.leftOut = images.length - state.images.length;
+  const one = state.images.length === 1;
+  byId("preview").replaceChildren(...(one ? [pictureOf(state.images[0])] : []));
+  byId("invitation").hidden = one;
+  byId("invited").textContent = one ? "" : `${plural(state.images.length, "image")} chosen`;
   byId("ask").disabled = false;
   ask();
 }
 
+/* The image, or where the browser cannot show its format, words in its place. */
+function pictureOf(image) {
+  const made = element("img");
+  made.alt = `The image ${image.file.name}`;
+  made.addEventListener("error", () => {
+    const dot = image.file.name.lastIndexOf(".");
+    const kind = dot > 0 ? image.file.name.slice(dot + 1).toUpperCase() : "image";
+    made.replaceWith(element("span", "unseen", `${kind} file: this browser cannot show it`));
+  }, { once: true });
+  made.src = image.address;
+  return made;
+}
+
 async function ask() {
   const domain = byId("domain").value;
-  const form = new FormData();
-  form.append("images", state.image, "image");
-  if (domain) form.append("domain", domain);
+  const images = state.images;
+  const turn = ++state.turn;
+  if (!state.domains.length && state.names !== null) {
+    showProblem(new Error("the library has no domain yet that could answer"));
+    return;
+  }
   const box = byId("answer");
   box.classList.add("busy");
   const began = performance.now();
-  const asked = { image: state.image, domain };
-  try {
-    const answer = await call(domain ? "v1/predict" : "v1/predict/auto", { method: "POST", body: form });
-    if (asked.image !== state.image || asked.domain !== byId("domain").value) return;
-    showAnswer(answer, performance.now() - began);
-    refresh();
-  } catch (problem) {
-    showProblem(problem);
-  } finally {
-    box.classList.remove("busy");
+  const places = images.map(() => null);
+  if (images.length > 1) showSeveral(images, places);
+  let next = 0;
+  async function work() {
+    while (next < images.length && turn === state.turn) {
+      const place = next++;
+      places[place] = await askOne(images[place].file, domain);
+      if (turn === state.turn && images.length > 1) showSeveral(images, places);
+    }
   }
+  await Promise.all(Array.from({ length: Math.min(AT_ONCE, images.length) }, work));
+  if (turn !== state.turn) return;
+  box.classList.remove("busy");
+  if (images.length === 1) {
+    const [found] = places;
+    if (found.problem) showProblem(found.problem);
+    else showAnswer(found.answer, performance.now() - began);
+  }
+  refresh();
+}
+
+async function askOne(file, domain) {
+  const form = new FormData();
+  form.append("images", file, "image");
+  if (domain) form.append("domain", domain);
+  try {
+    return { answer: await call(domain ? "v1/predict" : "v1/predict/auto", { method: "POST", body: form }) };
+  } catch (problem) {
+    return { problem };
+  }
+}
+
+/* A row for each image; rows that are there already stay, so that pictures do not flicker. */
+function showSeveral(images, places) {
+  const box = byId("answer");
+  let list = box.querySelector(".several");
+  if (!list || list.dataset.turn !== String(state.turn)) {
+    list = element("ol", "several", images.map((image) => element("li", "", [
+      element("div", "thumb", [pictureOf(image)]),
+      element("div", "", [element("h3", "", image.file.name), element("div", "said", "…")]),
+    ])));
+    list.dataset.turn = String(state.turn);
+    const left = state.leftOut ? `${state.leftOut.toLocaleString("en")} more are left out` : "";
+    box.replaceChildren(element("h2", "", plural(images.length, "image")), element("p", "note", left), list);
+  }
+  places.forEach((found, place) => {
+    const said = list.children[place].querySelector(".said");
+    if (!found || said.dataset.done) return;
+    said.dataset.done = "yes";
+    if (found.problem) {
+      said.replaceChildren(element("p", "problem", sentence(found.problem.message)));
+      return;
+    }
+    const [image] = found.answer.images;
+    const domain = found.answer.domain || image.domain;
+    said.replaceChildren(element("p", "note", domain), barsOf(image.top.slice(0, 2)));
+  });
+}
+
+function barsOf(guesses) {
+  return element("ol", "bars", guesses.map((guess) => {
+    const fill = element("i");
+    fill.style.width = `${100 * guess.probability}%`;
+    return element("li", "", [
+      element("span", "", guess.class),
+      element("span", "", `${(100 * guess.probability).toFixed(1)}\u00a0%`),
+      element("div", "bar", [fill]),
+    ]);
+  }));
 }
 
 function showAnswer(answer, milliseconds) {
   const [image] = answer.images;
   const name = answer.domain || image.domain;
-  const times = `${round(answer.milliseconds)} ms in the server, ${round(milliseconds)} ms in all`;
+  const times = `${round(answer.milliseconds)}\u00a0ms in the server, ${round(milliseconds)}\u00a0ms in all`;
   const how = answer.warm === false ? "; the domain was cold" : "";
-  const bars = element("ol", "bars", image.top.map((guess) => {
-    const fill = element("i");
-    fill.style.width = `${100 * guess.probability}%`;
-    return element("li", "", [
-      element("span", "", guess.class),
-      element("span", "", `${(100 * guess.probability).toFixed(1)} %`),
-      element("div", "bar", [fill]),
-    ]);
-  }));
-  const parts = [element("h2", "", name), element("p", "note", times + how), bars];
+  const parts = [element("h2", "", name), element("p", "note", times + how), barsOf(image.top)];
   if (image.ranking && image.ranking.length > 1) {
     const rows = image.ranking.slice(0, 6).map((one) => element("li", "", [
       element("span", "", one.domain), element("span", "", one.score.toFixed(2).replace("-", "−")),
@@ -126,6 +196,8 @@ async function refresh() {
     say(problem.message, true);
     return;
   }
+  byId("start-base").textContent = list.base.name;
+  byId("start-command").textContent = `polymask learn flowers --data flowers --base ${list.base.name} --out LIBRARY`;
   byId("base").textContent = `one network, ${list.base.name}, and ${plural(state.domains.length, "domain")}`;
   draw();
 }
@@ -137,15 +209,16 @@ function draw() {
   if (names.join() !== state.names) {
     const chosen = byId("domain").value;
     state.names = names.join();
-    byId("domain").replaceChildren(option("", "Find it"), ...names.map((name) => option(name, name)));
+    byId("domain").replaceChildren(option("", DETECT), ...names.map((name) => option(name, name)));
     byId("domain").value = names.includes(chosen) ? chosen : "";
   }
   drawCards(found.slice(0, state.shown));
 
   const warm = state.domains.filter((domain) => domain.warm).length;
   byId("count").textContent = `${plural(state.domains.length, "domain")}, ${warm} warm`;
-  byId("empty").textContent = state.domains.length ? "No domain has that in its name." : "The library is empty: upload a pack.";
-  byId("empty").hidden = found.length > 0;
+  byId("empty").hidden = found.length > 0 || !state.domains.length;
+  byId("start").hidden = state.domains.length > 0;
+  byId("start-upload").hidden = !state.writable;
   byId("more").hidden = found.length <= state.shown;
   byId("pack-label").hidden = !state.writable;
   byId("pack").disabled = !state.writable;
@@ -180,7 +253,7 @@ function newCard(name) {
     byId("domain").value = name;
     draw();
     byId("domain").focus();
-    if (state.image) ask();
+    if (state.images.length) ask();
   });
   const remove = made.querySelector(".delete");
   remove.setAttribute("aria-label", `Delete ${name}`);
@@ -261,18 +334,18 @@ const bytes = (count) => (count < 1e6 ? `${Math.ceil(count / 1e3)} kB` : `${(cou
 
 /* What the reader does */
 
-byId("file").addEventListener("change", (event) => take(event.target.files[0]));
+byId("file").addEventListener("change", (event) => take(event.target.files));
 byId("pack").addEventListener("change", (event) => {
   upload([...event.target.files]);
   event.target.value = "";
 });
 byId("form").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-byId("domain").addEventListener("change", () => { draw(); if (state.image) ask(); });
+byId("domain").addEventListener("change", () => { draw(); if (state.images.length) ask(); });
 byId("filter").addEventListener("input", () => { state.shown = SHOWN; draw(); });
 byId("more").addEventListener("click", () => { state.shown += SHOWN; draw(); });
 document.addEventListener("paste", (event) => {
-  const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-  if (file) take(file);
+  const files = [...event.clipboardData.files].filter((one) => one.type.startsWith("image/"));
+  if (files.length) take(files);
 });
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
@@ -286,7 +359,7 @@ document.addEventListener("drop", (event) => {
   const files = [...event.dataTransfer.files];
   const packs = files.filter((file) => file.name.endsWith(".safetensors"));
   if (packs.length && state.writable) upload(packs);
-  else if (files.length) take(files[0]);
+  else if (files.length) take(files);
 });
 setInterval(() => { if (!document.hidden && !openDialog) refresh(); }, 5000);
 refresh();
