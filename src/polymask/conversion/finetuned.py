@@ -14,9 +14,10 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
 from polymask.core.parts import COUNTER
+from polymask.data.batches import Batches
 from polymask.errors import PolymaskError
 from polymask.nets.base_file import read_checkpoint
-from polymask.train.predict import Batches, logits
+from polymask.train.predict import logits
 
 _NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts keep theirs
 _PREFIXES = ("module.", "model.", "net.")  # what wrappers put before every name

@@ -31,13 +31,14 @@ from polymask.conversion.finetuned import Finetuned
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.registry import create_method
+from polymask.data.batches import Batches
 from polymask.errors import TrainingError
 from polymask.methods.affine.method import AffineTransform
 from polymask.methods.bitdelta import SignsTransform
 from polymask.train.fit import Listener, fit
 from polymask.train.learn import Loaders
 from polymask.train.learner import placed
-from polymask.train.predict import Batches, evaluate, logits
+from polymask.train.predict import evaluate, logits
 from polymask.train.recipe import Recipe
 
 

@@ -85,7 +85,7 @@ def load_torchvision(name: str, seed: int, root: Path | None, download: bool) ->
     splits = {role: _split(f"{name} {role}", dataset, layout, home) for role, dataset in sets.items()}
     names = layout.classes if isinstance(layout.classes, tuple) else getattr(sets["train"], layout.classes)
     # ImageNet's names are tuples of synonyms, and two of its classes share the first one.
-    return _domain(name, [n if isinstance(n, str) else ", ".join(n) for n in names], splits, seed)
+    return domain_of(name, [n if isinstance(n, str) else ", ".join(n) for n in names], splits, seed)
 
 
 def _split(title: str, dataset: Any, layout: _Layout, home: Path) -> Split:
@@ -103,7 +103,7 @@ def _split(title: str, dataset: Any, layout: _Layout, home: Path) -> Split:
     return WrappedSplit(title, lambda index: dataset[index][0], np.asarray(labels, dtype=np.int64), fingerprint)
 
 
-def _domain(name: str, classes: Sequence[str], splits: Mapping[str, Split], seed: int) -> DomainData:
+def domain_of(name: str, classes: Sequence[str], splits: Mapping[str, Split], seed: int) -> DomainData:
     """A domain of another library's splits; class names that no image has are dropped."""
     used = np.unique(np.concatenate([split.labels for split in splits.values()]))
     used = used[(used >= 0) & (used < len(classes))]
@@ -129,7 +129,7 @@ def _open(kind: Any, home: Path, arguments: Arguments, attempts: list[Arguments]
     ) from problem
 
 
-_ROLES = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
+ROLES = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -> DomainData:
@@ -141,7 +141,7 @@ def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -
     """
     tables = _open_set(name, root, download)
     roles = {
-        role: next((tables[alias] for alias in aliases if alias in tables), None) for role, aliases in _ROLES.items()
+        role: next((tables[alias] for alias in aliases if alias in tables), None) for role, aliases in ROLES.items()
     }
     train = roles["train"]
     if train is None:
@@ -157,7 +157,7 @@ def load_hugging_face(name: str, seed: int, root: Path | None, download: bool) -
     for role, table in roles.items():
         if table is not None and (found := _labels_in(name, table, label_column, classes)) is not None:
             splits[role] = _table_split(f"{title} {role}", table, image_column, found)
-    return _domain(title, classes, splits, seed)
+    return domain_of(title, classes, splits, seed)
 
 
 def _open_set(name: str, root: Path | None, download: bool) -> dict[str, Any]:

@@ -55,6 +55,11 @@ class Loader:
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.workers = workers or default_workers()
 
+    @property
+    def spec(self) -> InputSpec:
+        """How its images are fed."""
+        return self.transform.spec
+
     def __len__(self) -> int:
         """Batches in an epoch."""
         full, rest = divmod(len(self.cache), self.batch_size)

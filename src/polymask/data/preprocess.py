@@ -211,13 +211,17 @@ def train_transform(
     its place is random, as in the decathlon's 72 → 64 (where `spec.square` makes the image a square
     first). A squashed domain is mirrored only.
     """
-    side, how, spec = _square(spec), spec.interpolation, replace(spec, squash=data.squash)
-    if data.squash:
-        return Preprocess(spec, Whole(side, how, mirror=data.mirror))
+    return augmenting(replace(spec, squash=data.squash), mirror=data.mirror, scale=scale)
+
+
+def augmenting(spec: InputSpec, *, mirror: bool, scale: tuple[float, float] | None) -> Preprocess:
+    """The same of images that no `DomainData` describes."""
+    side, how = _square(spec), spec.interpolation
+    if spec.squash:
+        return Preprocess(spec, Whole(side, how, mirror=mirror))
     if scale is None:
-        crop = RandomCrop(side, how, short_side(spec), spec.square, mirror=data.mirror)
-        return Preprocess(spec, crop)
-    return Preprocess(spec, RandomResizedCrop(side, how, scale, mirror=data.mirror))
+        return Preprocess(spec, RandomCrop(side, how, short_side(spec), spec.square, mirror=mirror))
+    return Preprocess(spec, RandomResizedCrop(side, how, scale, mirror=mirror))
 
 
 def eval_transform(data: DomainData, spec: InputSpec, *, crops: int = 1) -> Preprocess:

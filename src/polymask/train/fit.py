@@ -17,11 +17,15 @@ import torch
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
+from polymask.core.input import InputSpec
 from polymask.core.registry import create_method
+from polymask.data.batches import Adapted, Batches, as_batches, parts_of
+from polymask.data.images import may_mirror
 from polymask.data.loader import Loader
+from polymask.data.preprocess import augmenting
+from polymask.data.sets import title_of
 from polymask.errors import LostProcess, NotFinite, TrainingError
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
-from polymask.train.predict import Batches
 from polymask.train.recipe import Recipe, get_recipe
 from polymask.train.state import Run, copied, domain_identity
 
@@ -73,8 +77,8 @@ class Together(Listener):
 def fit(
     base: Base,
     domain: Domain,
-    train: Batches,
-    val: Batches | None = None,
+    train: Any,
+    val: Any = None,
     recipe: str | Recipe = "quick",
     *,
     seed: int = 0,
@@ -85,15 +89,18 @@ def fit(
 ) -> list[EpochRecord]:
     """Train a domain, then turn it into its stored form: the best epoch on val, or the last.
 
+    `train` and `val` give (image, label): batches of `make_loaders`, a DataLoader, a Dataset or a Hugging Face dataset;
+    `train` may also be a dict or tuple of both. The domain's `input` becomes that of the training images.
     With `checkpoint` the state is written there after every epoch and when a signal asks to stop;
     `resume` goes on from it, to the same result to the bit that an undisturbed run gives.
     With `ranks` (see `polymask.train.ranks`) several processes share every batch.
     """
     recipe = get_recipe(recipe)
-    require_val(recipe, val)
+    parts = {"val": val} | parts_of(train)
+    require_val(recipe, parts["val"])
     listener = listener or Listener()
-    if isinstance(train, Loader):
-        domain.input = train.transform.spec  # what it learns from is what it is to be fed
+    train, domain.input = training_batches(parts["train"], domain.input, domain.classes, recipe, seed, resume=resume)
+    val = None if parts["val"] is None else as_batches(parts["val"], domain.input, domain.classes)
     torch.manual_seed(seed)
     run = Run(domain_identity(domain, recipe, seed), checkpoint, resume=resume)
     if run.saved is not None:
@@ -126,6 +133,26 @@ def fit(
     if domain.method.norm_reestimate and val is None:
         domain.reestimate_norms(base, (batch for batch, _ in images()))
     return run.history
+
+
+def training_batches(
+    source: Any, spec: InputSpec, classes: Sequence[str] | None, recipe: Recipe, seed: int, *, resume: bool = False
+) -> tuple[Batches, InputSpec]:
+    """The batches that a recipe asks of a source, and how their images are fed: `spec` where they do not say it."""
+    if isinstance(source, Batches):
+        return source, source.spec if isinstance(source, Loader | Adapted) else spec
+    wanted = recipe.input(spec) if len(spec.shape) == 3 else spec
+    mirror = may_mirror(title_of(source)) if recipe.mirror is None else recipe.mirror
+    batches = as_batches(
+        source,
+        wanted,
+        classes,
+        batch_size=recipe.batch_size,
+        seed=seed,
+        augment=partial(augmenting, wanted, mirror=mirror, scale=recipe.random_scale),
+        resume=resume,
+    )
+    return batches, batches.spec if isinstance(batches, Loader | Adapted) else spec
 
 
 def fit_joint(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,13 @@ from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method
 from polymask.core.registry import new_domain
+from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.errors import DomainError, MethodError, TrainingError, near_matches
 from polymask.files import SUFFIX, check_name
 from polymask.pack.storing import load_domain
-from polymask.train.fit import Listener, fit, fit_joint
+from polymask.train.fit import Listener, fit, fit_joint, training_batches
 from polymask.train.learner import EpochRecord
-from polymask.train.predict import Batches, accuracy, evaluate, own_network
+from polymask.train.predict import accuracy, evaluate, own_network
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import plain
 
@@ -69,13 +70,28 @@ def measure_base(base: Base, moved: Mapping[str, Tensor], images: Sequence[Batch
 
 @dataclass(frozen=True)
 class Lesson:
-    """A domain to learn: its classes, batches of its images, and how they were fed."""
+    """A domain to learn: its classes, what gives its images, and how they were fed.
+
+    Images are batches of `make_loaders`, a DataLoader, a Dataset or a Hugging Face dataset of (image, label); `train`
+    may also be a dict or tuple of train, val and test.
+    """
 
     classes: Sequence[str]
-    train: Batches
-    val: Batches | None = None
-    test: Batches | None = None
-    input: InputSpec | None = None  # None: as the base has it
+    train: Any
+    val: Any = None
+    test: Any = None
+    input: InputSpec | None = None  # None: as the training images have it, or the base
+
+    def opened(self, base: Base, recipe: Recipe, seed: int, *, resume: bool) -> Self:
+        """The same with batches in place of loaders and sets."""
+        parts = {"val": self.val, "test": self.test} | parts_of(self.train)
+        known = self.input or base.input
+        train, spec = training_batches(parts["train"], known, self.classes, recipe, seed, resume=resume)
+        spec = self.input or spec
+        others: dict[str, Any] = {
+            n: None if parts[n] is None else as_batches(parts[n], spec, self.classes) for n in ("val", "test")
+        }
+        return replace(self, train=train, input=spec, **others)
 
 
 @dataclass(frozen=True)
@@ -124,7 +140,8 @@ def fit_all(
     method.check_own(own is not None)
     names = _checked_order(lessons, order)
     method = method.for_domains(len(names) + 1)
-    chosen = {name: lessons[name] for name in names}
+    chosen = {name: lessons[name].opened(base, recipe, seed, resume=resume) for name in names}
+    own = None if own is None else own.opened(base, recipe, seed, resume=resume)
     teacher = _Teacher(base, recipe, seed, folder, resume, listener)
     domains = teacher.together(method, chosen) if method.joint else teacher.in_turn(method, chosen, own)
     learned = {name: lesson_accuracy(base, domains[name], chosen[name]) for name in names}

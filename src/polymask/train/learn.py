@@ -6,8 +6,11 @@ promises are those that domains are trained by (`fit.run_epochs`).
 """
 
 import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +26,27 @@ from polymask.core.method import Method
 from polymask.core.network import tensor_of, trains_channels_last
 from polymask.core.parts import Stored
 from polymask.core.registry import new_domain
+from polymask.data.batches import Batches, parts_of
 from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform, train_transform
-from polymask.errors import BaseError
+from polymask.data.sets import open_sets
+from polymask.errors import BaseError, TrainingError
 from polymask.nets.base_file import BaseNotes, write_base
 from polymask.nets.zoo import build
 from polymask.train.descent import descend, make_optimiser
 from polymask.train.evaluation import Evaluation
-from polymask.train.fit import Listener, fit, require_val, run_epochs, seeded, stop_signals
+from polymask.train.fit import Listener, Together, fit, require_val, run_epochs, seeded, stop_signals
 from polymask.train.learner import EpochRecord, Learner, Step, count_hits, to_device
-from polymask.train.predict import Batches, accuracy, evaluate_in_detail, likeness_note
+from polymask.train.predict import accuracy, evaluate_in_detail, likeness_note, measured_batches
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import Run
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from polymask.train.ranks import Ranks
 
 
@@ -52,7 +59,7 @@ class Loaders:
     test: Loader | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Learned:
     """A trained domain in its stored form, with what was measured; accuracies in percent."""
 
@@ -60,6 +67,37 @@ class Learned:
     history: list[EpochRecord]
     test_accuracy: float | None
     evaluation: Evaluation | None = None  # on test
+
+    def __repr__(self) -> str:
+        validated = [record for record in self.history if record.val_accuracy is not None]
+        best = max(validated, key=lambda record: record.val_accuracy or 0, default=None)
+        val = "" if best is None else f", {best.val_accuracy:.1f} % on val in epoch {best.epoch + 1}"
+        test = "" if self.test_accuracy is None else f", {self.test_accuracy:.1f} % on test"
+        what = f"{self.domain.method.name} on {self.domain.base_name}, {len(self.domain.classes or [])} classes"
+        return f"Learned({what}: {len(self.history)} epochs{val}{test})"
+
+    def plot(self) -> "Figure":
+        """Loss and accuracy by epoch, as a figure of matplotlib (extra `plot`)."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise TrainingError(f"a plot needs matplotlib ({error}); pip install 'polymask[plot]'") from error
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        losses, accuracies = figure.subplots(1, 2)
+        epochs = [record.epoch + 1 for record in self.history]
+        losses.plot(epochs, [record.loss for record in self.history], marker="o")
+        losses.set(xlabel="epoch", ylabel="training loss")
+        accuracies.plot(epochs, [record.train_accuracy for record in self.history], marker="o", label="train")
+        validated = [(r.epoch + 1, r.val_accuracy) for r in self.history if r.val_accuracy is not None]
+        if validated:
+            accuracies.plot(*zip(*validated, strict=True), marker="s", label="val")
+        if self.test_accuracy is not None:
+            accuracies.axhline(self.test_accuracy, color="0.4", linestyle="--", label="test")
+        accuracies.set(xlabel="epoch", ylabel="accuracy, %")
+        accuracies.legend()
+        for axes in (losses, accuracies):
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        return figure
 
     @property
     def at_chance(self) -> bool:
@@ -76,10 +114,12 @@ class Learned:
 
 def learn(
     base: Base,
-    data: DomainData | str | Path,
+    data: Any,
     method: str | Method = "affine-full",
     recipe: str | Recipe = "quick",
     *,
+    classes: Sequence[str] | None = None,
+    progress: bool | None = None,
     loaders: Loaders | None = None,
     seed: int = 0,
     checkpoint: Path | None = None,
@@ -90,29 +130,72 @@ def learn(
 ) -> Learned:
     """Teach `base` a domain and measure it on test.
 
-    `options` are the method's. `loaders` saves decoding again what several methods share. With
+    `data` is what `load_data` takes or gives, or what gives (image, label): a DataLoader, a Dataset, a Hugging Face
+    dataset, or a dict or tuple of these for train, val and test; `classes` names the classes where such data does not.
+    `progress` shows how it goes on standard error; None does where people watch and no `listener` is given: in a
+    terminal or a notebook. `options` are the method's. `loaders` saves decoding again what several methods share. With
     `ranks` (see `polymask.train.ranks`) several processes share the work.
     """
     recipe = get_recipe(recipe)
-    if not isinstance(data, DomainData):
-        data = load_data(data, seed=seed)
-    loaders = loaders or make_loaders(data, base.input, recipe, seed=seed)
-    torch.manual_seed(seed)
     if isinstance(method, str):
         method = method_by(recipe, method, **options)
     method.check_own(False)  # these are one domain's images
+    if isinstance(data, str | Path):
+        data = load_data(data, seed=seed)
+    elif not isinstance(data, DomainData):
+        data = open_sets(parts_of(data), classes, seed)
+    leads = ranks is None or ranks.first
+    watched = leads and (progress or (progress is None and listener is None and _people_watch()))
+    if watched:
+        listener = _shown(data.name, listener, asked=bool(progress))
+    sets: Any = loaders or data
+    if loaders is None and isinstance(data, DomainData):
+        with _reading(watched) as count:
+            sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
+    torch.manual_seed(seed)
     domain = new_domain(base, method, data.classes).to(base.device)
-    domain.input = recipe.input(base.input, squash=data.squash)
+    if isinstance(data, DomainData):
+        domain.input = recipe.input(base.input, squash=data.squash)
     how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
-    history = fit(base, domain, loaders.train, loaders.val, recipe, seed=seed, **how)
+    history = fit(base, domain, sets.train, sets.val, recipe, seed=seed, **how)
     measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
-    evaluation = None if loaders.test is None else measure(base, domain, loaders.test)
+    evaluation = None if sets.test is None else measure(base, domain, measured_batches(domain, sets.test))
     accuracy = None if evaluation is None else evaluation.accuracy
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
-    about = {"seed": seed, "data": data.name} | likeness_note(base, data.train)
+    about = {"seed": seed, "data": data.name}
+    if isinstance(data, DomainData):
+        about |= likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
     domain.metrics = {"val_accuracy": best, "test_accuracy": accuracy, "bits_per_weight": bits_per_weight(base, domain)}
     return Learned(domain, history, accuracy, evaluation)
+
+
+def _people_watch() -> bool:
+    """Whether what is written to standard error is seen as it comes: in a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def _shown(title: str, listener: Listener | None, *, asked: bool) -> Listener | None:
+    """The listener, and one that shows how training goes, where rich is there to do it."""
+    try:
+        from polymask.train.progress import LiveProgress
+    except ImportError as error:
+        if asked:
+            raise TrainingError(f"progress needs rich ({error}); pip install 'polymask[cli]'") from error
+        return listener
+    return LiveProgress(title) if listener is None else Together(LiveProgress(title), listener)
+
+
+@contextmanager
+def _reading(shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """What is told how many images have been read; None where nobody looks."""
+    if not shown or find_spec("rich") is None:
+        yield None
+        return
+    from polymask.train.progress import reading_bar
+
+    with reading_bar() as count:
+        yield count
 
 
 def make_loaders(
@@ -133,8 +216,7 @@ def make_loaders(
     if recipe.mirror is not None:
         data = replace(data, mirror=recipe.mirror)
     caches = cache_domain(data, spec, folder=cache, progress=progress)
-    scale = None if recipe.crop_scale == (1.0, 1.0) else recipe.crop_scale
-    augment, centre = train_transform(data, spec, scale=scale), eval_transform(data, spec)
+    augment, centre = train_transform(data, spec, scale=recipe.random_scale), eval_transform(data, spec)
     images = caches.train_val if recipe.train_on_val else caches.train
     train = Loader(images, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)
     val = None if recipe.train_on_val else Loader(caches.val, centre, batch_size=64)

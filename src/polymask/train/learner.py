@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.parts import Objective, Stored
+from polymask.data.batches import Batches
 from polymask.errors import TrainingError
 from polymask.train.descent import TapByTap, decay_pulls, descend, has_depthwise, learned_by, make_optimisers, set_rates
-from polymask.train.predict import Batches, evaluate
+from polymask.train.predict import evaluate
 from polymask.train.recipe import Recipe
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,36 +25,37 @@ from torch.nn.functional import normalize
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
+from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import Split
 from polymask.errors import BaseError, DomainError, InputError
 from polymask.train.evaluation import Answer, Evaluation, from_answers
 
-
-class Batches(Protocol):
-    """Where images come from: the same batches for the same epoch, every time."""
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images (N, C, H, W), labels (N,)) of an epoch, from batch `start` on."""
-
-
 Network = Callable[[Tensor], Tensor]
 
 
-def evaluate(base: Base, domain: Domain, batches: Batches) -> float:
-    """Accuracy in percent."""
-    return accuracy(network(base, domain), batches, base.placed)
+def evaluate(base: Base, domain: Domain, data: Any) -> float:
+    """Accuracy in percent.
+
+    `data` gives (image, label): batches of `make_loaders`, a DataLoader, a Dataset, a Hugging Face dataset, or a dict
+    or tuple of these, whose test (else val, else train) counts.
+    """
+    return accuracy(network(base, domain), measured_batches(domain, data), base.placed)
 
 
-def evaluate_in_detail(base: Base, domain: Domain, batches: Batches, *, hardest: int = 12) -> Evaluation:
+def measured_batches(domain: Domain, data: Any) -> Batches:
+    """What a domain is measured on: see `evaluate`."""
+    parts = parts_of(data)
+    chosen = next(parts[role] for role in ("test", "val", "train") if role in parts)
+    return as_batches(chosen, domain.input, domain.classes)
+
+
+def evaluate_in_detail(base: Base, domain: Domain, data: Any, *, hardest: int = 12) -> Evaluation:
     """Accuracy with its interval, top-5, every class, the confusion matrix, and the `hardest` images.
 
-    `hardest` are those whose own class has the lowest probability.
+    `hardest` are those whose own class has the lowest probability. `data` is as for `evaluate`.
     """
-    return examine(base, domain, batches.batches(), hardest)
+    return examine(base, domain, measured_batches(domain, data).batches(), hardest)
 
 
 def examine(base: Base, domain: Domain, pairs: Iterable[tuple[Tensor, Tensor]], hardest: int) -> Evaluation:

@@ -38,11 +38,11 @@ from torch.overrides import TorchFunctionMode
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.parts import Objective
+from polymask.data.batches import Batches
 from polymask.errors import LostProcess, TrainingError
 from polymask.train.descent import descend, set_rates
 from polymask.train.fit import Stop
 from polymask.train.learner import DomainLearner, Step, count_hits, placed
-from polymask.train.predict import Batches
 from polymask.train.ranks import Ranks, Shard, losses_explained
 from polymask.train.recipe import Recipe
 

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polymask import __version__
+from polymask.data.batches import Batches
 from polymask.data.loader import Loader
 from polymask.errors import LostProcess, TrainingError
 from polymask.files import digest
 from polymask.train.evaluation import Evaluation, joined
-from polymask.train.predict import Batches, count_right, examine, network
+from polymask.train.predict import count_right, examine, network
 from polymask.train.state import Run
 
 if TYPE_CHECKING:

@@ -134,6 +134,11 @@ class Recipe:
         shape, squash = (base.shape[0], side, side), base.squash if squash is None else squash
         return replace(base, shape=shape, crop=min(crop, 1.0), square=square, squash=squash)
 
+    @property
+    def random_scale(self) -> tuple[float, float] | None:
+        """The share of the area that a random crop covers; None for crops of the network's size."""
+        return None if self.crop_scale == (1.0, 1.0) else self.crop_scale
+
     def changed(self, fields: Mapping[str, Any]) -> "Recipe":
         """The recipe with some fields changed; a `rate` alone is that of whole weights too."""
         rates = {"weight_rate": fields["rate"]} if "rate" in fields else {}
