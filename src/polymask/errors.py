@@ -15,7 +15,7 @@ class PolymaskError(ValueError):
         ...     pm.get_recipe("quik")
         ... except pm.PolymaskError as error:
         ...     print(error)
-        recipe 'quik' is not known; near matches: quick...
+        recipe 'quik' is not known; did you mean quick?...
     """
 
 
@@ -84,7 +84,9 @@ class InterruptedTraining(TrainingError):  # noqa: N818 - not a fault
 
 
 def near_matches(name: str, known: Iterable[str]) -> str:
-    """The most similar of the known names, as the end of an error message."""
+    """How an error message ends: the most similar of the known names, or some of them where none is similar."""
     names = sorted(known)
-    near = get_close_matches(re.sub(r"[*?\[\]]", "", name), names, n=5, cutoff=0.5) or names[:5]
-    return f"near matches: {', '.join(near)}" if near else "there is none"
+    near = get_close_matches(re.sub(r"[*?\[\]]", "", name), names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"there is {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "there is none"

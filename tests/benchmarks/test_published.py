@@ -149,7 +149,7 @@ def test_the_numbers_are_those_of_the_papers_source(shared: Path) -> None:
 
 def test_an_unknown_table_is_refused() -> None:
     assert published_table("vgg16").base == "torchvision:vgg16"
-    with pytest.raises(BenchmarkError, match="no table 'resnet'; near matches: resnet50"):
+    with pytest.raises(BenchmarkError, match="no table 'resnet'; did you mean resnet50"):
         published_table("resnet")
 
 

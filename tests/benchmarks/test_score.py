@@ -127,7 +127,7 @@ REFERENCE = dict.fromkeys(DOMAINS, 80.0)
     [
         ({"CUBS": 101}, "the accuracy on CUBS is 101; it must be 0 to 100 percent"),
         ({"CUBS": float("nan")}, "the accuracy on CUBS is nan"),
-        ({"Flwers": 3}, "'Flwers' is not a domain of imagenet-to-sketch; near matches: Flowers"),
+        ({"Flwers": 3}, "'Flwers' is not a domain of imagenet-to-sketch; did you mean Flowers"),
         ({"cars": 3}, "given for 'Stanford Cars' and 'cars', which are both Stanford Cars"),
     ],
 )
@@ -152,7 +152,7 @@ def test_what_is_missing_or_too_much_is_named() -> None:
         score("decathlon", DECATHLON.reference, params=0)
     with pytest.raises(BenchmarkError, match="-1 decimals"):
         score("decathlon", DECATHLON.reference, decimals=-1)
-    with pytest.raises(BenchmarkError, match="'decatlon' is not known; near matches: decathlon"):
+    with pytest.raises(BenchmarkError, match="'decatlon' is not known; did you mean decathlon"):
         get_benchmark("decatlon")
 
 

@@ -206,7 +206,7 @@ def test_stems_and_image_ids_name_the_same_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("predictions", "message"),
     [
-        ({"aircrft": {}}, "'aircrft' is not a domain of decathlon; near matches: aircraft"),
+        ({"aircrft": {}}, "'aircrft' is not a domain of decathlon; did you mean aircraft"),
         ({"dtd": {"001881": 0}}, "'001881' is not a test image of dtd; .* 000001 to 001880"),
         ({"dtd": {"000001.jpg": 0}}, "without .jpg"),
         ({"dtd": {"000000": 0}}, "'000000' is not a test image of dtd"),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from polymask.cli import main
-from polymask.cli.parser import SCRIPTS, VERBS, options_of, parse
+from polymask.cli.parser import SCRIPTS, VERBS, parse
+from polymask.cli.usage import options_of
 
 # What the shell does at a press of the tab key, without a terminal.
 PRESS_TAB = """

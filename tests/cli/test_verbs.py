@@ -139,7 +139,7 @@ def test_predict_takes_files_folders_and_patterns(room, printed, capsys):
     folder = room / "some"
     for i in range(3):
         draw_image(folder / f"{i}.png", i, 0)
-    rows = printed("predict", "shapes", "some/0.png", "some", "some/*.png", "--top-k", "2")
+    rows = printed("predict", "shapes", "some/0.png", "some", "some/*.png", "--top", "2")
     assert [row["image"] for row in rows] == ["some/0.png"] + 2 * [f"some/{i}.png" for i in range(3)]
     assert all(len(row["top"]) == 2 for row in rows)
     assert rows[0] == rows[1] == rows[4]
@@ -195,7 +195,7 @@ def test_a_method_that_was_never_counted_is_counted_when_it_is_listed(printed, m
         (["show", "nothing.safetensors"], "nothing.safetensors cannot be read"),
         (["list", "nowhere"], "there is no library at nowhere"),
         (["account", "--base", "resnet"], "base 'resnet' is not known"),
-        (["account", "--method", "affine"], "method 'affine' is not known; near matches: affine"),
+        (["account", "--method", "affine"], "method 'affine' is not known; did you mean affine"),
         (["learn", "a/b", "--data", "digits"], "'a/b' cannot name a domain"),
         (["learn", "x", "--data", "digit"], "no data called 'digit'; did you mean digits?"),
         (["learn", "x", "--data", "digits", "--recipe", "quik"], "recipe 'quik' is not known"),
@@ -219,9 +219,7 @@ def test_debug_shows_the_traceback(room):
 
 def test_a_command_that_makes_no_sense_exits_with_2():
     for words in (["lern"], ["learn", "x"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(words)
-        assert stopped.value.code == 2
+        assert main(words) == 2
 
 
 def test_terminating_a_run_saves_it_and_resume_finishes_it(tmp_path):
@@ -245,7 +243,7 @@ def test_terminating_a_run_saves_it_and_resume_finishes_it(tmp_path):
     _, error = process.communicate(timeout=120)
     if process.returncode:  # it may have finished before the signal came
         assert process.returncode == 130
-        assert "--resume" in error
+        assert "the same again" in error
     polymask(*words, "--resume", cwd=tmp_path)
     pack = "library/d.safetensors"
     assert (tmp_path / pack).read_bytes() == (whole / pack).read_bytes()

@@ -71,7 +71,7 @@ def test_the_classifier_can_be_named_or_denied():
     assert tiny_base(classifier="fc").feature_dim == 12
     with pytest.raises(pm.BaseError, match="does not run on an input"):
         tiny_base(classifier="hidden")
-    with pytest.raises(pm.BaseError, match=r"no module 'fd' to take as its classifier; near .* fc"):
+    with pytest.raises(pm.BaseError, match=r"no module 'fd' to take as its classifier; did you mean fc"):
         tiny_base(classifier="fd")
     with pytest.raises(pm.BaseError, match="stem_bn of base tiny is a BatchNorm2d"):
         tiny_base(classifier="stem_bn")
@@ -91,8 +91,8 @@ def test_patterns_choose_sites(options, expected):
 
 
 @pytest.mark.parametrize("option", ["include", "exclude"])
-def test_a_pattern_that_matches_nothing_is_an_error_with_near_matches(option):
-    with pytest.raises(pm.BaseError, match=r"no site matches 'groupd\*'; near .*grouped.weight"):
+def test_a_pattern_that_matches_nothing_is_an_error_with_a_near_match(option):
+    with pytest.raises(pm.BaseError, match=r"no site matches 'groupd\*'; did you mean grouped.weight"):
         tiny_base(**{option: ["groupd*"]})
 
 
@@ -196,9 +196,9 @@ def test_a_lazy_network_is_refused():
     ("name", "message"),
     [
         ("resnet50", "'resnet50' is not known; use one of efficientnet-lite0"),
-        ("torchvision:resnet55", "no model 'resnet55'; near matches: resnet50"),
-        ("timm:resnet5000", "no model 'resnet5000'; near matches: resnet"),
-        ("decathlon-wrn28", "nobody publishes weights of decathlon-wrn28; pass weights=FILE"),
+        ("torchvision:resnet55", "no model 'resnet55'; did you mean resnet50"),
+        ("timm:resnet5000", "no model 'resnet5000'; did you mean resnet"),
+        ("decathlon-wrn28", "nobody publishes weights of decathlon-wrn28; give weights=FILE"),
     ],
 )
 def test_an_unknown_base_is_refused_with_a_remedy(name, message):

@@ -179,7 +179,7 @@ def test_a_taken_name_and_an_unknown_one_are_refused(model):
     with pytest.raises(pm.DomainError, match="a domain is named 'b' already"):
         model.rename("a", "b")
     for act in (model.remove, model.merge, lambda n: model(batch()[0], domain=n)):
-        with pytest.raises(pm.DomainError, match="no domain is named 'c'; near matches: a, b"):
+        with pytest.raises(pm.DomainError, match="no domain is named 'c'; there is a, b"):
             act("c")
     with pytest.raises(pm.DomainError, match="no domain is named 'c'"):
         model(batch(2)[0], domain=["a", "c"])

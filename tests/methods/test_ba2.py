@@ -162,7 +162,7 @@ def test_a_domain_costs_its_norms_and_one_bit_a_channel(name, domains, norm_chan
         ({"budget": "half"}, "budget='half' must be a number"),
         ({"start": -1e-3}, r"start=-0.001 must be a number from 0 to 1"),
         ({"ascent": -1}, "ascent=-1 must be a number from 0 to 1"),
-        ({"bugdet": 0.5}, "no option 'bugdet'; near matches: budget"),
+        ({"bugdet": 0.5}, "no option 'bugdet'; did you mean budget"),
     ],
 )
 def test_a_senseless_option_is_refused_by_name(options, message):

@@ -238,7 +238,7 @@ def test_the_network_stands_in_place_of_the_bases_own_in_accounting():
         ({"weight": -1.0}, "weight=-1.0 must be a number from 0 to"),
         ({"old_classes": (3, 0)}, r"old_classes=\(3, 0\) must be numbers of classes"),
         ({"old_classes": 3}, "old_classes=3 must be numbers of classes"),
-        ({"temprature": 2.0}, "no option 'temprature'; near matches: temperature"),
+        ({"temprature": 2.0}, "no option 'temprature'; did you mean temperature"),
     ],
 )
 def test_a_senseless_option_is_refused_by_name(options, message):

@@ -156,7 +156,7 @@ def altered(pack, path, *, manifest=(), tensors=()):
 MASK = "transform/stem.weight/mask"
 HOSTILE = {
     "another base": ({"fingerprint": "0" * 64}, {}, "was made for base tiny"),
-    "unknown method": ({"method": "afine"}, {}, "'afine' is not known; near matches: affine"),
+    "unknown method": ({"method": "afine"}, {}, "'afine' is not known; did you mean affine"),
     "unknown option": ({"options": {"k9": 1}}, {}, "no option 'k9'"),
     "senseless option": ({"options": {"k1": []}}, {}, "k1=\\[\\] must be a number"),
     "bad input": ({"input": {"shape": []}}, {}, "input shape"),

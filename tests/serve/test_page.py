@@ -78,7 +78,9 @@ def test_several_images_are_answered_one_by_one(page, tmp_path):
     assert page.run("return document.querySelectorAll('.several .thumb img').length") == 4
     assert page.text("#invited") == "5 images chosen"
     page.click("[data-name=d1] .use")
-    page.wait_for("[...document.querySelectorAll('.several .said .note')].filter((n) => n.innerText === 'd1').length === 4")
+    page.wait_for(
+        "[...document.querySelectorAll('.several .said .note')].filter((n) => n.innerText === 'd1').length === 4"
+    )
 
 
 def test_an_image_that_the_browser_cannot_show_is_still_answered(page):

@@ -96,9 +96,9 @@ def test_a_finished_run_resumes_to_itself(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"recipe": dataclasses.replace(RECIPE, rate=2e-3)}, "another recipe"),
-        ({"seed": 3}, "another seed"),
-        ({"method": "affine-simple"}, "another method"),
+        ({"recipe": dataclasses.replace(RECIPE, rate=2e-3, epochs=7)}, "epochs 3 → 7, rate .* → 0.002"),
+        ({"seed": 3}, "seed 0 → 3"),
+        ({"method": "affine-simple"}, "method affine-full → affine-simple"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, what):
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, what):
     checkpoint = tmp_path / "c.safetensors"
     fit(base, fresh(base), TRAIN, VAL, RECIPE, checkpoint=checkpoint)
     domain = fresh(base, change.get("method", "affine-full"))
-    with pytest.raises(CheckpointError, match=f"is of a run with {what}"):
+    with pytest.raises(CheckpointError, match=f"is of a run with other settings: {what}"):
         fit(base, domain, TRAIN, VAL, change.get("recipe", RECIPE), seed=change.get("seed", 0),
             checkpoint=checkpoint, resume=True)  # fmt: skip
 

@@ -49,7 +49,7 @@ def test_the_order_is_the_one_asked_for():
     [
         (("one",), ["one", "one"], "each of"),
         (("one", "two"), ["one"], "each of"),
-        (("one",), ["won"], "near matches: one"),
+        (("one",), ["won"], "did you mean one"),
         ((), None, "no domain"),
     ],
 )

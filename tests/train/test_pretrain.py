@@ -149,7 +149,7 @@ def test_equal_seeds_give_equal_networks_and_others_do_not(digits):
 def test_a_stopped_run_resumes_to_the_bit(digits, whole, tmp_path, place, number):
     checkpoint = tmp_path / "c.safetensors"
     stop = At(*place, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(InterruptedTraining, match="go on with --resume"):
+    with pytest.raises(InterruptedTraining, match="the same again with resume goes on from there"):
         run(digits, checkpoint=checkpoint, listener=stop)
     torch.manual_seed(1234)
     resumed = run(digits, checkpoint=checkpoint, resume=True)
@@ -175,10 +175,10 @@ def test_a_run_that_dies_in_an_epoch_resumes_from_the_one_before_to_the_same_fil
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"recipe": dataclasses.replace(RECIPE, rate=0.2)}, "recipe"),
-        ({"seed": 3}, "seed"),
-        ({"name": "timm:test_resnet"}, "network"),
-        ({"data": pm.load_data("digits", limit=64)}, "training set"),
+        ({"recipe": dataclasses.replace(RECIPE, rate=0.2)}, "rate 0.05 → 0.2"),
+        ({"seed": 3}, "seed 0 → 3"),
+        ({"name": "timm:test_resnet"}, "network .* → timm:test_resnet"),
+        ({"data": pm.load_data("digits", limit=64)}, "training set digits, 96 → digits, 64"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path, change, what):
@@ -186,7 +186,7 @@ def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path, change, what):
     stop = At(0, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(InterruptedTraining):
         run(digits, checkpoint=checkpoint, listener=stop)
-    with pytest.raises(CheckpointError, match=f"is of a run with another {what}"):
+    with pytest.raises(CheckpointError, match=f"is of a run with other settings: {what}"):
         run(digits, checkpoint=checkpoint, resume=True, **change)
 
 
@@ -214,7 +214,7 @@ def test_the_best_epoch_or_the_last_is_kept_as_the_recipe_says(digits):
     ("name", "side", "message"),
     [
         ("resnet26", 32, "base 'resnet26' is not known"),
-        ("torchvision:resnet55", 32, "no model 'resnet55'; near matches"),
+        ("torchvision:resnet55", 32, "no model 'resnet55'; did you mean"),
         ("timm:vit_tiny_patch16_224", 32, r"does not run on images of shape .*; give another side"),
         ("torchvision:googlenet", 64, "has auxiliary classifiers"),
     ],

@@ -59,8 +59,8 @@ def test_a_recipe_round_trips_through_json():
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("quik", {}, "recipe 'quik' is not known; near matches: quick"),
-        ("quick", {"epoch": 3}, "no field 'epoch'; near matches: epochs"),
+        ("quik", {}, "recipe 'quik' is not known; did you mean quick"),
+        ("quick", {"epoch": 3}, "no field 'epoch'; did you mean epochs"),
         ("quick", {"epochs": 0}, "epochs=0 must be at least 1"),
         ("quick", {"rate": -1.0}, "rate=-1.0 cannot be negative"),
         ("quick", {"schedule": "linear"}, "schedule='linear' is not one of"),

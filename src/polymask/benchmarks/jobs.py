@@ -42,7 +42,7 @@ class BaseName:
 
     name: str
     weights: Path | None = None
-    device: str = "cpu"
+    device: str = "auto"
 
     @property
     def file(self) -> Path | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, given_fields, number_text, recipe_overrides, table
+from polymask.cli.verb import BaseVerb, check_seed, given_fields, number_text, recipe_overrides, table
 from polymask.errors import BenchmarkError
 from polymask.train.recipe import get_recipe
 
@@ -82,20 +82,26 @@ class BenchmarkVerb(BaseVerb):
     """A folder that keeps decoded images for the next run."""
     changes: Changes = field(default_factory=Changes)
 
+    def needs(self) -> list[str]:
+        return ["PIL"] + (["ray"] if self.engine == "ray" else [])
+
     def run(self) -> dict[str, Any]:
         from polymask.benchmarks.findings import summarise
         from polymask.benchmarks.jobs import write_submissions
         from polymask.benchmarks.planning import conclude, final_jobs, make_plan, search_jobs
         from polymask.benchmarks.tables import settings_text
+        from polymask.core.network import choose_device
 
         request = self.request()
         plan = make_plan(request)
+        if self.engine == "local":  # nodes of a cluster choose their own
+            self.say_device(choose_device(self.device))
         self.say(
-            f"[bold]{plan.benchmark}[/] on {plan.base}: {len(plan.domains)} domains, "
+            f"{plan.benchmark} on {plan.base}: {len(plan.domains)} domains, "
             f"{len(request.methods)} methods, seeds {self.seeds}; in {self.out}"
         )
         for deviation in plan.deviations:
-            self.say(f"[dim]not as in the paper: {deviation}[/]")
+            self.say(f"not as in the paper: {deviation}", style="dim")
         trials = search_jobs(request, plan)
         if trials:
             self.say(f"search on val of {', '.join(request.search_domains)}: {len(trials)} jobs")
@@ -103,7 +109,8 @@ class BenchmarkVerb(BaseVerb):
         for text in request.methods:
             if text in plan.tuning:
                 tuned = plan.tuning[text]
-                self.say(f"[dim]{text}: {'; '.join(filter(None, (settings_text(tuned.chosen), tuned.remark)))}[/]")
+                found = "; ".join(filter(None, (settings_text(tuned.chosen), tuned.remark)))
+                self.say(f"{text}: {found}", style="dim")
         jobs = final_jobs(request, plan)
         result = summarise(plan, self._run_jobs(plan, jobs))
         if self.submission:
@@ -172,7 +179,7 @@ class BenchmarkVerb(BaseVerb):
         console.print(table("test accuracy, %", "#Params", *domains, rows=rows))
         for row in result["rows"]:
             if row["remark"]:
-                console.print(f"{row['label']}: {row['remark']}", markup=False)
+                console.print(f"{row['label']}: {row['remark']}")
         for file in result.get("submissions", []):
             console.print(f"wrote {file}")
         console.print(f"tables, figures and scores: polymask report {self.out}", style="dim")
@@ -190,6 +197,7 @@ def _seeds(text: str) -> tuple[int, ...]:
     for part in found:
         if not (part.isascii() and part.isdigit()):
             raise BenchmarkError(f"--seeds has {part!r}; give numbers from 0, separated by commas")
+        check_seed(int(part))
     return tuple(map(int, found))
 
 

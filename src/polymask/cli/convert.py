@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, ImagesVerb, PackVerb, given_fields, image_files, recipe_overrides, table
+from polymask.cli.verb import (
+    BaseVerb,
+    ImagesVerb,
+    PackVerb,
+    given_fields,
+    image_files,
+    recipe_overrides,
+    size_text,
+    table,
+)
 from polymask.errors import DomainError, ExportError
 from polymask.train.recipe import get_recipe
 
@@ -56,6 +65,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
 
         check_name(self.name)
         pack = self.out / f"{self.name}.safetensors"
+        self.check_settings(self.out)
         self.check_free(pack)
         if self.train_masks and self.data is None:
             raise DomainError("--train-masks needs labelled images; give --data")
@@ -67,9 +77,10 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         recipe = recipe_at(base, recipe, self.side)
         name_outputs(tuned, names, data)  # a wrong number of them is found before images are read
         self.say(
-            f"[bold]{self.name}[/]: {tuned.classes} classes from {self.checkpoint}, base "
+            f"{self.name}: {tuned.classes} classes from {self.checkpoint}, base "
             f"{base.name} at {recipe.side} px, library {self.out}"
         )
+        self.say_device(base.device)
         self.make_folder(self.out, pack)
         converted = convert(
             base,
@@ -87,7 +98,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
             listener=LiveProgress(self.name),
         )
         for note in converted.notes:
-            self.say(f"[dim]{note}[/]")
+            self.say(note, style="dim")
         domain, outputs, unrefined = converted.domain, converted.outputs, converted.unrefined
         domain.save(pack)
         return {
@@ -108,7 +119,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         rows = [
             ["pack", result["pack"]],
             ["method", result["method"]],
-            ["size", f"{result['bytes']:,} bytes"],
+            ["size", size_text(result["bytes"])],
             ["bits per weight", f"{result['bits_per_weight']:.3f}"],
             ["change missed in the weights", f"{100 * result['weights']['error']:.1f} %"],
         ]
@@ -176,7 +187,7 @@ class MergeVerb(PackVerb):
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         console.print(
-            f"{result['state_dict']}: {result['tensors']} tensors, {result['bytes']:,} bytes; load "
+            f"{result['state_dict']}: {result['tensors']} tensors, {size_text(result['bytes'])}; load "
             f"it into {result['base']} with the domain's number of classes"
         )
 
@@ -197,6 +208,9 @@ class ExportVerb(PackVerb):
     """Do not run the export beside PyTorch before it is written."""
     force: bool = False
     """Replace the file if it exists."""
+
+    def needs(self) -> list[str]:
+        return ["onnx", "onnxruntime", "onnxscript"] if self.onnx else []
 
     def run(self) -> dict[str, Any]:
         from polymask.conversion.export import export_domain
@@ -229,7 +243,7 @@ class ExportVerb(PackVerb):
         fed, given = result["description"]["input"], result["description"]["output"]
         shapes = [" × ".join(map(str, part["shape"])) for part in (fed, given)]
         opset = f", opset {result['opset']}" if result["opset"] else ""
-        console.print(f"{result['file']}: {result['bytes']:,} bytes{opset}")
+        console.print(f"{result['file']}: {size_text(result['bytes'])}{opset}")
         console.print(f"{fed['name']}: {fed['type']} {shapes[0]}; {given['name']}: {shapes[1]}")
         if result["checked_images"]:
             console.print(f"checked on {result['checked_images']} images: within {result['difference']:.1e} of PyTorch")

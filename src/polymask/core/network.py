@@ -1,7 +1,8 @@
-"""A network's tensors and modules: copies that share them, their places, layers without unused channels, outputs."""
+"""A network's tensors and modules: their device, copies that share them, their places, unused channels, outputs."""
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeVar
@@ -10,7 +11,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from polymask.errors import BaseError
+
 M = TypeVar("M", bound=nn.Module)
+DEVICES = ("cuda", "mps", "xpu", "cpu")  # "auto" takes the first that works
+
+
+def choose_device(device: torch.device | str = "auto") -> torch.device:
+    """The device of this name, if it works here; "auto" is the first of cuda, mps, xpu and cpu that does."""
+    if isinstance(device, torch.device):
+        return device
+    for name in DEVICES if device == "auto" else (device,):
+        if (place := _working(name)) is not None:
+            return place
+    here = ", ".join(name for name in DEVICES if _working(name) is not None)
+    raise BaseError(f"device {device!r} does not work here; there is {here}, and auto takes the first of these")
+
+
+def _working(name: str) -> torch.device | None:
+    try:
+        with warnings.catch_warnings():  # of drivers that are too old, say: then it does not work
+            warnings.simplefilter("ignore")
+            torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return None
+    return torch.device(name)
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

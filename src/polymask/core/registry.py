@@ -46,7 +46,7 @@ def create_method(name: str, **options: Any) -> Method:
         ('channel', 'own', True)
         >>> pm.create_method("afine-full")
         Traceback (most recent call last):
-        polymask.errors.MethodError: method 'afine-full' is not known; near matches: affine-full...
+        polymask.errors.MethodError: method 'afine-full' is not known; did you mean affine-full?
     """
     _find_methods()
     if name not in _METHODS:

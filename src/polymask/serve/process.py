@@ -16,7 +16,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from polymask.core.base import Base
+    from polymask.serve.library import Library
 
 HEAD_SECONDS = 10.0
 WRITE_SECONDS = 20.0
@@ -95,8 +96,11 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
 
 
-def serve(settings: Settings, *, host: str, port: int, workers: int, drain: int, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; `ready` is told the address before the first request."""
+Ready = Callable[[str, str, Mapping[str, str]], None]  # the address, the device, why packs are not served
+
+
+def serve(settings: Settings, *, host: str, port: int, workers: int, drain: int, ready: Ready) -> None:
+    """Serve until SIGTERM or Ctrl-C; `ready` is called before the first request."""
     with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="polymask-serve-") as folder:
         configure = partial(
             uvicorn.Config,
@@ -118,20 +122,30 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, drain: int,
         url = f"http://{_bracketed(host)}:{listening.getsockname()[1]}"
         if workers == 1:
             app = worker_app(settings)
-            ready(url)
+            _announce(ready, url, app.state.engine.library)
             uvicorn.Server(configure(lambda: app)).run([listening])
             return
-        shared = Path(folder) / "base.safetensors"
-        _write_base(settings, shared)
+        from polymask.serve.app import open_base
+        from polymask.serve.library import Library
+
+        base = open_base(settings)
+        library = Library(settings.library, base, max_side=settings.max_side, forget=lambda key: None)
+        shared = _write_base(base, Path(folder) / "base.safetensors")
         metrics = Path(folder) / "metrics"
         metrics.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
-        ready(url)
+        _announce(ready, url, library)
+        del base, library  # workers have their own
         make = partial(worker_app, settings, shared=shared, parent=os.getpid())
         try:
             _Supervisor(configure(make), [listening]).run()
         finally:
             del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+
+
+def _announce(ready: Ready, url: str, library: "Library") -> None:
+    library.entries()  # a look at the folder, so that it knows what it rejects
+    ready(url, str(library.base.device), library.rejected())
 
 
 def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | None = None) -> "FastAPI":
@@ -151,12 +165,14 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
     return create_app(settings, base, closing=_end_soon)
 
 
-def _write_base(settings: Settings, path: Path) -> None:
-    """Write every tensor of the base to a safetensors file."""
+def _write_base(base: "Base", path: Path) -> Path | None:
+    """Write every tensor of the base to a safetensors file; None where workers have it on another device."""
     from polymask.nets.base_file import write_aligned
-    from polymask.serve.app import open_base
 
-    write_aligned(path, dict(_tensors(open_base(settings))), {})
+    if base.device.type != "cpu":
+        return None
+    write_aligned(path, dict(_tensors(base)), {})
+    return path
 
 
 def _map_base(base: "Base", path: Path) -> None:

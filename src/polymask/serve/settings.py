@@ -88,7 +88,7 @@ class Settings(Limits):
     library: Path
     base: str | None = None  # by default the first pack's
     weights: Path | None = None
-    device: str = "cpu"
+    device: str = "auto"
     window: float = 0.002  # seconds that a request waits for others to be run with
     token: str | None = None
     allow_writes: bool = True

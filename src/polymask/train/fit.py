@@ -27,7 +27,7 @@ from polymask.data.sets import title_of
 from polymask.errors import LostProcess, NotFinite, TrainingError
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
 from polymask.train.recipe import Recipe, get_recipe
-from polymask.train.state import Run, copied, domain_identity
+from polymask.train.state import Run, copied, domain_identity, images_identity
 
 if TYPE_CHECKING:
     from polymask.train.ranks import Ranks
@@ -102,7 +102,7 @@ def fit(
     train, domain.input = training_batches(parts["train"], domain.input, domain.classes, recipe, seed, resume=resume)
     val = None if parts["val"] is None else as_batches(parts["val"], domain.input, domain.classes)
     torch.manual_seed(seed)
-    run = Run(domain_identity(domain, recipe, seed), checkpoint, resume=resume)
+    run = Run(domain_identity(domain, recipe, seed) | images_identity(train), checkpoint, resume=resume)
     if run.saved is not None:
         if run.stage:
             domain.become(domain.rebuilt(base, create_method(domain.method.name, **run.saved["options"])))

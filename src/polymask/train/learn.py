@@ -23,7 +23,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method
-from polymask.core.network import tensor_of, trains_channels_last
+from polymask.core.network import choose_device, tensor_of, trains_channels_last
 from polymask.core.parts import Stored
 from polymask.core.registry import new_domain
 from polymask.data.batches import Batches, parts_of
@@ -162,12 +162,23 @@ def learn(
     evaluation = None if sets.test is None else measure(base, domain, measured_batches(domain, sets.test))
     accuracy = None if evaluation is None else evaluation.accuracy
     best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
+    kept = _kept_epoch(method, recipe, history)
     about = {"seed": seed, "data": data.name}
     if isinstance(data, DomainData):
         about |= likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
-    domain.metrics = {"val_accuracy": best, "test_accuracy": accuracy, "bits_per_weight": bits_per_weight(base, domain)}
+    measured = {"val_accuracy": best, "test_accuracy": accuracy, "bits_per_weight": bits_per_weight(base, domain)}
+    domain.metrics = measured | {"kept_epoch": kept}
     return Learned(domain, history, accuracy, evaluation)
+
+
+def _kept_epoch(method: Method, recipe: Recipe, history: Sequence[EpochRecord]) -> int:
+    """The epoch, counted from 1, that the domain is of: the last stage's best on val, or its last."""
+    before = sum(stage.share for stage in method.stages[:-1])
+    last = [record for record in history if record.epoch >= round(before * recipe.epochs)] or history
+    if recipe.selection == "last" or last[-1].val_accuracy is None:
+        return last[-1].epoch + 1
+    return max(last, key=lambda record: (record.val_accuracy or 0.0, -record.epoch)).epoch + 1
 
 
 def _people_watch() -> bool:
@@ -266,7 +277,7 @@ def pretrain(
     of `data`. With `checkpoint` the state is written there after every epoch and when a signal asks
     to stop; `resume` goes on from it, to the same result to the bit.
     """
-    recipe = get_recipe(recipe)
+    recipe, place = get_recipe(recipe), choose_device(device or "cpu")
     if not isinstance(data, DomainData):
         data = load_data(data, seed=seed)
     with seeded(seed):
@@ -277,9 +288,8 @@ def pretrain(
     require_val(recipe, loaders.val)
 
     torch.manual_seed(seed)
-    learner = NetworkLearner(net.to(device or "cpu"), recipe)
-    identity = {"seed": seed, "recipe": recipe.to_json(), "network": name, "classes": list(data.classes)}
-    run = Run(identity | {"training set": [data.name, len(data.train)]}, checkpoint, resume=resume)
+    learner = NetworkLearner(net.to(place), recipe)
+    run = Run(pretrain_identity(name, data, recipe, seed), checkpoint, resume=resume)
     with stop_signals() as stop:
         run_epochs(learner, loaders.train, loaders.val, run, listener or Listener(), stop)
     if run.best is not None:
@@ -289,6 +299,12 @@ def pretrain(
     about = recipe.to_json() | {"seed": seed, "data": data.name}
     metrics = {"val_accuracy": validated, "test_accuracy": tested}
     return Pretrained(name, net.eval(), spec, data.classes, run.history, tested, about, metrics)
+
+
+def pretrain_identity(name: str, data: DomainData, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """What a run is that pretrains."""
+    about = {"seed": seed, "recipe": recipe.to_json(), "network": name, "classes": list(data.classes)}
+    return about | {"training set": [data.name, len(data.train)]}
 
 
 class NetworkLearner(Learner):

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from polymask.train.fit import Listener
 from polymask.train.learner import EpochRecord
 from polymask.train.recipe import Recipe
+
+_TITLE = 14  # characters: the bar and all that is beside it fit into 80 columns
 
 
 class LiveBar(Listener):
@@ -27,16 +29,16 @@ class LiveBar(Listener):
         if self.console.is_jupyter and find_spec("ipywidgets") is None:
             return  # rich cannot draw a bar there
         self.bar = Progress(
-            TextColumn("  {task.description}"),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("  {task.description}", markup=False),
+            BarColumn(10),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=self.console,
             transient=True,
         )
         total = recipe.epochs * steps
-        self.task: TaskID = self.bar.add_task(self.title, total=total, completed=epoch * steps, note="")
+        title = self.title if len(self.title) <= _TITLE else f"{self.title[: _TITLE - 1]}…"
+        self.task: TaskID = self.bar.add_task(title, total=total, completed=epoch * steps, note="")
         self.bar.start()
 
     def step(self, epoch: int, step: int, loss: float, images: int, density: float | None) -> None:
@@ -45,8 +47,7 @@ class LiveBar(Listener):
             return
         self.images += images
         rate = self.images / (time.perf_counter() - self.began)
-        ones = "" if self.density is None else f" · {100 * self.density:.0f} % ones"
-        note = f"epoch {epoch + 1}/{self.epochs} · loss {loss:.3f} · {rate:.0f} images/s{ones}"
+        note = f"epoch {epoch + 1}/{self.epochs} · loss {loss:.3f} · {rate:.0f} images/s"
         self.bar.update(self.task, completed=epoch * self.steps + step, note=note)
 
     def end(self) -> None:
@@ -61,8 +62,10 @@ class LiveProgress(LiveBar):
         val = "" if record.val_accuracy is None else f"  val {record.val_accuracy:6.2f} %"
         ones = "" if self.density is None else f"  {100 * self.density:5.1f} % ones"
         self.console.print(
-            f"  {self.title} epoch {record.epoch + 1:2d}/{self.epochs}  loss {record.loss:6.3f}  "
-            f"train {record.train_accuracy:6.2f} %{val}{ones}  {seconds:5.1f} s"
+            f"  epoch {record.epoch + 1:2d}/{self.epochs}  loss {record.loss:6.3f}  "
+            f"train {record.train_accuracy:6.2f} %{val}{ones}  {seconds:5.1f} s",
+            soft_wrap=True,
+            markup=False,
         )
 
 

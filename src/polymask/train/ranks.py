@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polymask import __version__
+from polymask.core.network import choose_device
 from polymask.data.batches import Batches
 from polymask.data.loader import Loader
 from polymask.errors import LostProcess, TrainingError
@@ -110,7 +111,7 @@ _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @contextmanager
 def join_ranks(
-    *, device: str = "cpu", sync_norms: bool = False, compress: bool = False, timeout: float = 1800.0
+    *, device: str = "auto", sync_norms: bool = False, compress: bool = False, timeout: float = 1800.0
 ) -> Iterator["Ranks | None"]:
     """Join the other processes that torchrun started; None where this one is alone.
 
@@ -128,7 +129,7 @@ def join_ranks(
         return
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     place = torch.device("cpu")
-    if torch.device(device).type == "cuda":
+    if choose_device(device).type == "cuda":
         if local >= (count := torch.cuda.device_count()):
             raise TrainingError(f"process {local} here has no GPU: there are {count}; start as many processes as GPUs")
         place = torch.device("cuda", local)

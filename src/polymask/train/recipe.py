@@ -14,7 +14,8 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from polymask.core.input import InputSpec
 from polymask.errors import MethodError, PolymaskError, near_matches
@@ -25,12 +26,54 @@ if TYPE_CHECKING:
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["step", "cosine"]
 Selection = Literal["best", "last"]
+Norms = Literal["own", "shared", "affine", "stats"]
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
 DECAYS = ("transform_decay", "weight_decay", "head_decay")
+ALSO_CALLED = {  # elsewhere; for errors that say what a field is called here
+    "lr": "rate",
+    "learning_rate": "rate",
+    "optimizer": "optimiser",
+    "optim": "optimiser",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "bs": "batch_size",
+    "wd": "weight_decay",
+    "image_size": "side",
+    "img_size": "side",
+    "size": "side",
+    "resolution": "side",
+    "scheduler": "schedule",
+    "amp": "autocast",
+}
+LARGEST_SIDE = 2048  # pixels: a batch of larger images fills any memory
 
 
 class RecipeError(PolymaskError):
     """A recipe is unknown, or a field of it makes no sense."""
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a field's type; whole numbers are numbers, and truth values are not."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(one, get_args(kind)[0]) for one in value)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _described(kind: Any) -> str:
+    """What a field takes, as the end of an error."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) in (Union, UnionType):
+        return _described(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return f"{_described(get_args(kind)[0])}, or several with commas between"
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,47 +93,81 @@ class Recipe:
     """
 
     name: str = "custom"
+    """The recipe's name."""
     epochs: int = 30
+    """How many times training goes through the images."""
     batch_size: int = 32
+    """Images in a step."""
     optimiser: Optimiser = "adam"
-    momentum: float = 0.9  # of SGD
+    """What turns gradients into steps."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
     rate: float = 1e-4
+    """Learning rate of masks, scalars, adapters and norms; of a whole network, of everything."""
     weight_rate: float = 1e-4
-    scalar_rate: float | None = None  # None: as `rate`
+    """Learning rate of whole weights (fine-tuning)."""
+    scalar_rate: float | None = None
+    """Learning rate of the scalars of a site; as rate unless given."""
     head_optimiser: Optimiser = "sgd"
+    """The optimiser of the head."""
     head_rate: float = 1e-3
+    """Learning rate of the head."""
     head_momentum: float = 0.9
+    """Momentum of the head's SGD."""
     transform_decay: float = 0.0
-    weight_decay: float = 0.0  # of all that a whole network learns, too
+    """Weight decay (L2) of adapters and scalars."""
+    weight_decay: float = 0.0
+    """Weight decay (L2) of whole weights, and of all that a whole network learns."""
     head_decay: float = 0.0
+    """Weight decay (L2) of the head."""
     label_smoothing: float = 0.0
+    """The share of each label that is spread over all classes."""
     schedule: Schedule = "step"
+    """How rates fall: in steps at the drops, or along half a cosine."""
     drops: tuple[int, ...] = (15,)
+    """Epochs, counted from 0, at whose start the rates drop."""
     drop_factor: float = 0.1
+    """What a drop multiplies the rates by."""
     warmup: float = 0.0
-    side: int | None = None  # pixels; None: what the base was made for
-    resized: int | None = None  # short side before the centre crop; None: as the base has it
-    square: bool | None = None  # resized to a square before a crop; None: as the base has it
+    """Epochs over which the rates rise from 0, at most half of all."""
+    side: int | None = None
+    """Side of the images in pixels; what the base was made for unless given."""
+    resized: int | None = None
+    """Short side in pixels before the centre crop; as the base has it unless given."""
+    square: bool | None = None
+    """Resize to a square before a crop; as the base has it unless given."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    mirror: bool | None = None  # None: as the domain says
-    norms: str | None = None  # what a method's own norms become; None: they stay its own
-    norm_momentum: float | None = None  # None: as the method says, and so for the next one
+    """The least and the largest share of an image's area that a training crop covers."""
+    mirror: bool | None = None
+    """Mirror training images at random; as the domain says unless given."""
+    norms: Norms | None = None
+    """What becomes of a method's own norm layers; they stay its own unless given."""
+    norm_momentum: float | None = None
+    """Momentum of the norms' statistics; as the method says unless given."""
     norm_reestimate: bool | None = None
-    selection: Selection = "best"  # by accuracy on val
-    train_on_val: bool = False  # the final training, on train and val together
-    autocast: bool = False  # bfloat16
+    """Measure the norms' statistics again after training; as the method says unless given."""
+    selection: Selection = "best"
+    """Which epoch is kept: the best on val, or the last."""
+    train_on_val: bool = False
+    """Train on train and val together; goes with selection last."""
+    autocast: bool = False
+    """Compute in bfloat16."""
     channels_last: bool = True
+    """Lay images out channels last, which is faster on most devices."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "drops", tuple(self.drops))
-        object.__setattr__(self, "crop_scale", tuple(map(float, self.crop_scale)))
-        kinds = {"optimiser": Optimiser, "head_optimiser": Optimiser, "schedule": Schedule, "selection": Selection}
-        for name, kind in kinds.items():
-            if getattr(self, name) not in get_args(kind):
-                raise RecipeError(f"{name}={getattr(self, name)!r} is not one of {get_args(kind)}")
+        for name in ("drops", "crop_scale"):  # lists in TOML and JSON; a number alone on a command line
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list | tuple) else (value,))
+        for one in fields(self):
+            if not _fits(value := getattr(self, one.name), one.type):
+                raise RecipeError(f"{one.name}={value!r} is not {_described(one.type)}")
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("side", "resized"):
+            if (pixels := getattr(self, name)) is not None and not 1 <= pixels <= LARGEST_SIDE:
+                raise RecipeError(f"{name}={pixels} must be from 1 to {LARGEST_SIDE:,} pixels")
         for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -204,7 +281,7 @@ def get_recipe(recipe: str | Path | Recipe, **changes: Any) -> Recipe:
 
 def _named(name: str) -> Recipe:
     if name not in RECIPES:
-        raise RecipeError(f"recipe {name!r} is not known; {near_matches(name, RECIPES)}, or give a .toml file")
+        raise RecipeError(f"recipe {name!r} is not known; {near_matches(name, RECIPES)} A .toml file works too")
     return RECIPES[name]
 
 
@@ -224,7 +301,8 @@ def _check_fields(changes: dict[str, Any]) -> None:
     known = {f.name for f in fields(Recipe)}
     for name in changes:
         if name not in known:
-            raise RecipeError(f"a recipe has no field {name!r}; {near_matches(name, known)}")
+            meant = near_matches(ALSO_CALLED.get(name, name), known)
+            raise RecipeError(f"a recipe has no field {name!r}; {meant}")
 
 
 _RECIPE = "recipe"
@@ -281,7 +359,8 @@ def read_method(text: str) -> MethodText:
             recipe_fields[key] = read_value(value)
         else:
             raise MethodError(
-                f"{text}: neither {name} nor a recipe has {key!r}; {near_matches(key, known | allowed | {_RECIPE})}"
+                f"{text}: neither {name} nor a recipe has {key!r}; "
+                f"{near_matches(ALSO_CALLED.get(key, key), known | allowed | {_RECIPE})}"
             )
     create_method(name, **options)  # values that make no sense are refused here
     return MethodText(name, options, recipe_name, recipe_fields)

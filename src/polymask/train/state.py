@@ -6,6 +6,7 @@ It is written to a temporary file, then renamed; reading it never unpickles.
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
+from polymask.core.method import Method
 from polymask.core.network import digest_tensors
 from polymask.core.parts import Stored
+from polymask.data.batches import Batches
+from polymask.data.loader import Loader
 from polymask.errors import InterruptedTraining, PolymaskError
 from polymask.files import digest, write_atomically
 from polymask.train.learner import EpochRecord, Learner, Step
@@ -146,18 +150,11 @@ class Run:
         self.save(learner)
         if self.checkpoint is None:
             raise InterruptedTraining(f"{why}; it had no checkpoint to save to")
-        raise InterruptedTraining(f"{why} and saved {self.checkpoint}; go on with --resume")
+        raise InterruptedTraining(f"{why} and saved {self.checkpoint}; the same again with resume goes on from there")
 
     def _load(self, path: Path) -> None:
         """Go on from a checkpoint of the same run; raise if it is of another."""
-        state = _current(load_checkpoint(path))
-        for name, value in self.identity.items():
-            if plain(then := state["identity"].get(name)) != plain(value):
-                raise CheckpointError(
-                    f"{path} is of a run with another {name} ({then}, now {value}); "
-                    "resume with the same options, or delete it to start again"
-                )
-        self.saved = state
+        self.saved = state = read_state_of(path, self.identity)
         self.stage, self.epochs_before = state["stage"]
         self.epoch, self.step, self.loss, self.right, self.seen = state["place"]
         self.history = [EpochRecord(**record) for record in state["history"]]
@@ -171,6 +168,39 @@ class Run:
             learner.load(self.saved)
             torch.set_rng_state(self.saved["random"])
             self.saved = None
+
+
+def read_state_of(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds; raise where it is of a run with other settings than these, and say which."""
+    state = _current(load_checkpoint(path))
+    found = list(_differences(plain(state["identity"]), plain(identity)))
+    if found:
+        raise CheckpointError(
+            f"{path} is of a run with other settings: {', '.join(found)}; "
+            "give those again to go on, or start over without it"
+        )
+    return state
+
+
+def _differences(then: Any, now: Any, name: str = "") -> Iterator[str]:
+    """What differs between two identities; a setting that the older one does not know is not compared."""
+    if then == now:
+        return
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in (key for key in now if key in then):
+            yield from _differences(then[key], now[key], name if key == "name" else key)
+    elif isinstance(then, list) and isinstance(now, list) and then and isinstance(then[0], dict):
+        for pair in zip(then, now, strict=False):
+            yield from _differences(*pair, name)
+    else:
+        yield f"{name} {_short(then)} → {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        some = ", ".join(map(str, value[:3])) + (" …" if len(value) > 3 else "")
+        return f"{some} ({len(value)})" if len(value) > 3 else some
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else str(value)
 
 
 def _current(state: dict[str, Any]) -> dict[str, Any]:
@@ -197,9 +227,23 @@ def _mean(values: list[Any]) -> Any:
 
 def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What a run is that trains a domain."""
-    method = {"name": domain.method.name} | domain.method.options()
-    about = {"seed": seed, "recipe": recipe.to_json(), "base": domain.fingerprint}
-    return about | {"method": method, "classes": domain.classes}
+    return settings_identity(domain.method, domain.fingerprint, domain.classes, recipe, seed)
+
+
+def settings_identity(
+    method: Method, fingerprint: str, classes: Sequence[str] | None, recipe: Recipe, seed: int
+) -> dict[str, Any]:
+    """The same, of a domain that is not there yet."""
+    named = {"name": method.name} | method.options()
+    about = {"seed": seed, "recipe": recipe.to_json(), "base": fingerprint}
+    return about | {"method": named, "classes": None if classes is None else list(classes)}
+
+
+def images_identity(train: Batches) -> dict[str, Any]:
+    """What a run's training images are: how many, and their labels in order."""
+    if not isinstance(train, Loader):
+        return {"batches": len(train)}
+    return {"training images": len(train.cache), "labels": digest(train.cache.labels.numpy().tobytes())}
 
 
 def plain(value: Any) -> Any:
