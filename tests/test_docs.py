@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import polymask as pm
+from browser import chromium
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -131,11 +132,31 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(navigation(nav)) == sorted([*there, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path):
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    check = [sys.executable, ROOT / "tools" / "check_site.py", tmp_path]
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(site):
+    check = [sys.executable, ROOT / "tools" / "check_site.py", site]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index.html", "methods/ba2.html"])
+def test_the_site_can_be_searched_when_it_is_opened_from_a_folder(site, page):
+    with chromium() as browser:
+        browser.resize(1280)
+        browser.open((site / page).as_uri())
+        browser.click("input.md-search__input")
+        browser.type("input.md-search__input", "fingerprint of the base")
+        found = browser.wait_for("document.querySelector('.md-search-result__item a')?.href")
+        assert found.startswith(site.as_uri())
+        assert "CHANGELOG" not in found

@@ -3,7 +3,8 @@
 Documents are written to be read in the repository too. There a link may lead out of docs/: to
 CONTRIBUTING.md, or to a result that a number comes from. The site takes in the files that are
 linked so, at the same path from its root, and links follow. Maths becomes MathML, which needs no
-script.
+script. The search index is written as a script too, since pages that are opened from a folder may
+load nothing else; docs/assets/search-from-folder.js does the rest.
 """
 
 import html
@@ -15,6 +16,7 @@ from pathlib import Path
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
@@ -44,6 +46,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make the links of the repository those of the site."""
     home = _in_repository(page.file)
+    if home == "CHANGELOG.md":  # it has every word; a search should end here, not begin
+        page.meta["search"] = {"boost": 0.1}
 
     def follow(link: re.Match[str]) -> str:
         target = _resolve(home, link["path"])
@@ -66,6 +70,13 @@ def on_page_content(content: str, *, page: Page, config: MkDocsConfig, files: Fi
         return f'<div class="formula">{written}</div>' if display else written
 
     return MATHS.sub(write, content)
+
+
+@event_priority(-100)  # once the search plugin has written its own
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Write the search index as a script."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')};\n", encoding="utf-8")
 
 
 def _beside(config: MkDocsConfig, path: str) -> File:
