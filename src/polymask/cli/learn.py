@@ -191,6 +191,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
             self.run()
         return 0
 
+    def needs(self) -> list[str]:
+        return super().needs() + (["matplotlib"] if self.report else [])
+
     def out_file(self) -> Path:
         from polymask.files import check_name
 
@@ -218,13 +221,10 @@ class LearnVerb(TrainingVerb, BaseVerb):
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.registry import skeleton
         from polymask.methods.affine.formula import set_kernels
-        from polymask.report.canvas import check_drawing
-        from polymask.report.learn_page import record_learning, write_learn_report
+        from polymask.report.learn_page import record_learning
         from polymask.train.learn import learn
         from polymask.train.state import settings_identity
 
-        if self.report:
-            check_drawing()
         if self.kernels is not None:
             set_kernels(self.kernels)
         base, method = self.open_base(self.base), self.chosen_method(recipe)
@@ -241,25 +241,22 @@ class LearnVerb(TrainingVerb, BaseVerb):
         learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
         if self.leads:
             learned.domain.save(self.out_file())
-            record = record_learning(
-                learned, base, data, options["loaders"], self.out_file(), self.method, self.command(recipe)
-            )
-            record.write(self.checkpoint.parent)
-            if self.report:
-                write_learn_report(self.checkpoint.parent)
+            made = self.out_file(), self.method, self.command()
+            record_learning(learned, base, data, options["loaders"], *made).write(self.checkpoint.parent)
         if learned.at_chance:
             self.say(f"what was learned is no better than guessing: {advice(data, recipe)}", style="yellow")
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.pack.format import inspect
+        from polymask.report.learn_page import write_learn_report
 
         info = inspect(target)
         named = {"pack": str(target), "method": info.manifest.method, "base": info.manifest.base}
         if self.report:
-            named["report"] = str(self.checkpoint.with_name("report.html"))
+            named["report"] = str(write_learn_report(self.checkpoint.parent)[1])
         return named | {"bytes": info.bytes} | info.manifest.metrics
 
-    def command(self, recipe: Recipe) -> str:
+    def command(self) -> str:
         """What to type for the same training."""
         words = ["polymask", "learn", self.name, "--data", self.data, "--base", self.base, "--method", self.method]
         words += ["--recipe", self.recipe, "--seed", str(self.seed)]

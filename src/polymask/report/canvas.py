@@ -92,12 +92,6 @@ class Canvas:
         return _for_pages(file.getvalue(), name, description, self.width, self.height)
 
 
-def check_drawing() -> None:
-    """Raise where figures cannot be drawn."""
-    with open_canvas(8, 8):
-        pass
-
-
 @contextmanager
 def open_canvas(width: int, height: int) -> Iterator[Canvas]:
     """Open an empty canvas; our style holds inside the `with` block only."""
