@@ -2,10 +2,16 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from polymask.train.state import CheckpointError, load_checkpoint, save_checkpoint
+from nets import SPEC
+from polymask.data.cache import cache_splits
+from polymask.data.loader import Loader
+from polymask.data.preprocess import Preprocess
+from polymask.data.split import ArraySplit, Shrink
+from polymask.train.state import CheckpointError, images_identity, load_checkpoint, save_checkpoint
 
 STATE = {
     "place": [1, 2, 0.5],
@@ -47,3 +53,19 @@ def test_what_is_read_lies_where_fresh_tensors_lie_and_is_nobody_elses(saved):
     saved.write_bytes(bytes(saved.stat().st_size))
     assert torch.equal(read["best"]["mask"], STATE["best"]["mask"])
     assert all(tensor.data_ptr() % 64 == 0 for tensor in read["best"].values())
+
+
+def loader_of(pixels, labels):
+    split = ArraySplit("made", pixels, labels)
+    return Loader(*(cache_splits([split], Shrink(16))), Preprocess(SPEC), shuffle=True)
+
+
+def test_a_run_does_not_go_on_with_other_images_labels_or_fewer_of_them():
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 16, 16, 3), dtype=np.uint8)
+    labels = [0, 1] * 6
+    replaced, swapped = pixels.copy(), pixels[::-1].copy()
+    replaced[3] = 255 - replaced[3]
+    first = images_identity(loader_of(pixels, labels))
+    assert images_identity(loader_of(pixels.copy(), labels)) == first
+    for other in ((replaced, labels), (swapped, labels), (pixels, [1, 0] * 6), (pixels[:-1], labels[:-1])):
+        assert images_identity(loader_of(*other)) != first

@@ -174,7 +174,10 @@ def fit_joint(
     for val in vals:
         require_val(recipe, val)
     rounds = Rounds(trains)
-    each = [domain_identity(domain, recipe, seed) for domain in domains]
+    each = [
+        domain_identity(domain, recipe, seed) | images_identity(train)
+        for domain, train in zip(domains, trains, strict=True)
+    ]
     run = Run({"number of rounds": rounds.rounds, "domains": each}, checkpoint, resume=resume)
     torch.manual_seed(seed)
     with seeded(seed):

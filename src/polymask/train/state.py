@@ -240,10 +240,13 @@ def settings_identity(
 
 
 def images_identity(train: Batches) -> dict[str, Any]:
-    """What a run's training images are: how many, and their labels in order."""
+    """What a run's training images are: how many, their labels, and a grid of pixels of each, all in order."""
     if not isinstance(train, Loader):
         return {"batches": len(train)}
-    return {"training images": len(train.cache), "labels": digest(train.cache.labels.numpy().tobytes())}
+    cache = train.cache
+    looks = (f"{one.shape}".encode() + one[::8, ::8].tobytes() for one in cache.held if one is not None)
+    labels = digest(cache.labels.numpy().tobytes())
+    return {"training images": len(cache), "labels": labels, "images": digest(*looks)}
 
 
 def plain(value: Any) -> Any:
