@@ -196,3 +196,15 @@ def test_a_forged_upload_is_refused_and_not_stored(tmp_path):
         assert reply.status_code == 422
         json.loads(reply.content)
     assert sorted(path.name for path in folder.iterdir()) == ["d0.safetensors"]
+
+
+def test_warnings_of_pillow_do_not_reach_the_logs(capfd):
+    buffer = io.BytesIO()
+    image = Image.new("P", (8, 8))
+    image.save(buffer, "PNG", transparency=bytes(range(8)))  # Pillow warns of such palettes when it converts them
+
+    async def work(decoders):
+        return (await decoders.decode(buffer.getvalue(), SHRINK)).shape
+
+    assert run_with(BOUNDS, work) == (8, 8, 3)
+    assert capfd.readouterr().err == ""

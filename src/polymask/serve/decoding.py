@@ -13,6 +13,7 @@ import resource
 import signal
 import struct
 import sys
+import warnings
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -175,8 +176,11 @@ def _check_size(shape: tuple[int, int], max_pixels: int) -> None:
 
 
 def _warm_up() -> None:
-    """Load Pillow and its plugins before memory is bounded."""
-    require_vision("PIL.Image").init()
+    """Load Pillow and its plugins before memory is bounded; its warnings have no place among the server's logs."""
+    pil = require_vision("PIL.Image")
+    pil.init()
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("error", pil.DecompressionBombWarning)
 
 
 def _bound_memory(more: int) -> None:
