@@ -79,11 +79,12 @@ def json_object(path: str | Path, text: str | bytes, what: str, error: type[Poly
 
 
 def check_fields(path: str | Path, content: dict[str, Any], notes: Any, kind: str, error: type[PolymaskError]) -> None:
-    """Raise `error` unless `content` has the fields of the dataclass `notes`, in the format that it is in now."""
-    if content.get("format") != notes.format:
+    """Raise `error` unless `content` has the fields of the dataclass `notes`, in a format that can be read."""
+    known = getattr(notes, "formats", (notes.format,))
+    if type(content.get("format")) is not int or content["format"] not in known:
         raise error(
             f"{path} has {kind} format {content.get('format')!r}, polymask {__version__} reads "
-            f"format {notes.format}; use the version that wrote it ({content.get('library')!r})"
+            f"format {' and '.join(map(str, known))}; use the version that wrote it ({content.get('library')!r})"
         )
     odd = sorted(content.keys() ^ {f.name for f in fields(notes)})
     if odd:

@@ -16,7 +16,7 @@ from polymask.nets.zoo import import_torchvision
     [
         ("digit", "did you mean digits"),
         ("torchvison:MNIST", "did you mean torchvision:MNIST"),
-        ("zzz", "give a folder, decathlon:…, sketch:…, hf:…, torchvision:…, or digits"),
+        ("zzz", "give a folder, a .csv file, decathlon:…, sketch:…, hf:…, torchvision:…, or digits"),
     ],
 )
 def test_an_unknown_source_suggests_near_ones(source: str, hint: str) -> None:

@@ -16,7 +16,7 @@ from polymask.core.accounting import account_fitted, bits_per_weight, component_
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.data.cache import cache_splits
-from polymask.data.images import DomainData, limited
+from polymask.data.images import DomainData, limited, require_classes
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
@@ -162,6 +162,7 @@ def _bits_moved(domain: Domain) -> tuple[int, int] | tuple[None, None]:
 def load_domain_data(name: str, source: str, protocol: Protocol) -> DomainData:
     """A domain's images as a protocol uses them: unless val is held out, train has them too."""
     data = load_data(source, seed=CUT_SEED, classes=protocol.classes_of(name))
+    require_classes(data, "a benchmark")
     if data.test is None and data.submission is not None and protocol.labels is not None:
         data = _labelled(data, protocol.labels)
     if protocol.searching:

@@ -18,6 +18,7 @@ from polymask.benchmarks.records import EpochPoint
 from polymask.core.accounting import bits_per_weight, component_bits
 from polymask.core.base import Base, fingerprint
 from polymask.core.network import named_tensors
+from polymask.core.target import likeliest
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.files import write_atomically
@@ -26,7 +27,7 @@ from polymask.nets.zoo import load_base
 from polymask.report.demo_page import DemoResult, DomainResult, ExampleImage, MethodResult, write_demo_report
 from polymask.train.fit import Listener
 from polymask.train.learn import Learned, learn, make_loaders
-from polymask.train.predict import likeliest, logits
+from polymask.train.predict import logits
 from polymask.train.recipe import get_recipe
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from polymask.cli.verb import (
     check_seed,
     error_console,
     given_fields,
+    measured_text,
     number_text,
     recipe_overrides,
     size_text,
@@ -38,8 +39,8 @@ class TrainingVerb(ImagesVerb):
     """A command that trains on images and writes one file; a work folder beside it has log and checkpoint."""
 
     data: str
-    """A folder (train/ val/ test/ of class folders, or class folders alone), decathlon:ROOT/NAME,
-    sketch:ROOT/SET, torchvision:NAME, hf:NAME, or digits, letters, solar-cells."""
+    """A folder (train/ val/ test/ of class folders, class folders alone, or images with labels.csv), a .csv file,
+    decathlon:ROOT/NAME, sketch:ROOT/SET, torchvision:NAME, hf:NAME, or digits, letters, solar-cells."""
     resume: bool = False
     """Go on where an interrupted run stopped, and do nothing where it is done. Going on is the default."""
     fresh: bool = False
@@ -82,7 +83,6 @@ class TrainingVerb(ImagesVerb):
 
     def run(self) -> dict[str, Any]:
         from polymask.core.merge import keep_freed_memory
-        from polymask.data.load import load_data
 
         keep_freed_memory()
         target = self.out_file()
@@ -95,16 +95,22 @@ class TrainingVerb(ImagesVerb):
         if not (self.resume and self.goes_on):
             self.check_free(target)
         recipe = self.chosen_recipe()
-        self.train(recipe, load_data(self.data, seed=self.seed, limit=self.limit))
+        self.train(recipe, self.load_images())
         if not self.leads:
             return {}
         self.checkpoint.unlink(missing_ok=True)
         return self.result(target)
 
+    def load_images(self) -> "DomainData":
+        """Find the images."""
+        from polymask.data.load import load_data
+
+        return load_data(self.data, seed=self.seed, limit=self.limit)
+
     def announce(self, title: str, data: "DomainData", choices: str) -> None:
         """Say what will be trained on which images."""
         sizes = ", ".join(f"{len(split):,} {part}" for part, split in data.splits().items())
-        self.say(f"{title}: {len(data.classes)} classes, {sizes} images\n{choices}")
+        self.say(f"{title}: {len(data.classes)} {data.target.kind}, {sizes} images\n{choices}")
         for note in data.notes:
             self.say(note, style="dim")
 
@@ -140,7 +146,7 @@ class TrainingVerb(ImagesVerb):
             self.say(f"images are ready at {loaders.train.throughput(0.5):,.0f} a second", style="dim")
             notes = {**header, "seed": self.seed, "data": self.data, "recipe": recipe.to_json()}
             extra = [TensorBoardLog(work)] if self.tensorboard else []
-            listener = Together(LiveProgress(header["name"]), EpochLog(log, notes), *extra)
+            listener = Together(LiveProgress(header["name"], target=data.target), EpochLog(log, notes), *extra)
         options = {"loaders": loaders, "seed": self.seed, "listener": listener}
         return options | {"checkpoint": self.checkpoint, "resume": goes_on}
 
@@ -158,6 +164,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     method: str = "affine-full"
     """See `polymask methods`; options after colons: lora-conv:rank=4:rate=3e-3."""
+    target: Literal["classes", "labels", "values"] | None = None
+    """What the labels of a .csv file are: one class for each image, several labels, or numbers to learn.
+    The default is labels where the file has several for an image, else classes."""
     recipe: str = "quick"
     """quick, imagenet-to-sketch, decathlon, residual-adapters, or a .toml file."""
     out: Path = Path("library")
@@ -218,6 +227,11 @@ class LearnVerb(TrainingVerb, BaseVerb):
         method.check_own(False)  # these are one domain's images
         return method
 
+    def load_images(self) -> "DomainData":
+        from polymask.data.load import load_data
+
+        return load_data(self.data, seed=self.seed, limit=self.limit, target=self.target)
+
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.registry import skeleton
         from polymask.methods.affine.formula import set_kernels
@@ -261,6 +275,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         words = ["polymask", "learn", self.name, "--data", self.data, "--base", self.base, "--method", self.method]
         words += ["--recipe", self.recipe, "--seed", str(self.seed)]
         words += [] if self.limit is None else ["--limit", str(self.limit)]
+        words += [] if self.target is None else ["--target", self.target]
         for name, value in given_fields(self.overrides).items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
@@ -270,11 +285,16 @@ class LearnVerb(TrainingVerb, BaseVerb):
         return shlex.join(words)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
-        kept = f"{result.get('kept_epoch', '–')}, val accuracy {number_text(result['val_accuracy'], unit=' %')}"
+        val = next((name for name in result if name.startswith("val_")), "val_accuracy")
+        kept = f"{result.get('kept_epoch', '–')}, {val.replace('_', ' ')} {measured_text(val, result[val])}"
         rows = [
             ["pack", result["pack"]],
             ["kept epoch", kept],
-            ["test accuracy", number_text(result["test_accuracy"], unit=" %")],
+            *(
+                [name.replace("_", " "), measured_text(name, result[name])]
+                for name in result
+                if name.startswith("test_")
+            ),
             ["size", size_text(result["bytes"])],
             ["bits per weight", f"{result['bits_per_weight']:.3f}"],
         ]

@@ -20,6 +20,7 @@ from polymask.cli.verb import (
     check_seed,
     error_console,
     image_files,
+    measured_text,
     number_text,
     size_text,
     table,
@@ -61,7 +62,7 @@ class ShowVerb(NamedPack):
             ["pack", result["pack"]],
             ["method", result["method"]],
             ["base", f"{result['base']} (fingerprint {result['fingerprint'][:12]}…)"],
-            ["classes", f"{len(classes)}: {names}"],
+            [result["target"], f"{len(classes)}: {names}"],
             ["input", " × ".join(map(str, result["input"].get("shape", [])))],
             ["size", size_text(result["bytes"])],
             ["bits per masked weight", f"{result['mask_bits_per_weight']:.3f}"],
@@ -71,15 +72,6 @@ class ShowVerb(NamedPack):
         console.print(f"sha256 {result['sha256']}{' ✓' if self.verify else ''}")
         parts = [[name, size_text(size)] for name, size in result["bytes_by_part"].items()]
         console.print(table("part", "size", rows=parts))
-
-
-def measured_text(name: str, value: Any) -> str:
-    """A metric of a pack, rounded, with its unit where its name tells."""
-    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return "–" if value is None else str(value)
-    if name.endswith("accuracy"):
-        return number_text(value, unit=" %")
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 @dataclass(kw_only=True)
@@ -109,8 +101,9 @@ class ListVerb(Verb):
             if "problem" in pack:
                 rows.append([pack["name"], "damaged", *4 * ["–"]])
                 continue
-            accuracy = pack["test_accuracy"]
-            shown = number_text(accuracy if isinstance(accuracy, int | float) else None, unit=" %")
+            name, value = pack["tested"]
+            short = {"test_mean_average_precision": " mAP", "test_mean_absolute_error": " off"}.get(name, "")
+            shown = measured_text(name, value) + short
             named = [pack["name"], pack["method"], pack["base"]]
             rows.append([*named, str(pack["class_count"]), shown, f"{pack['bytes']:,}"])
         console.print(table("domain", "method", "base", "classes", "test accuracy", "bytes", rows=rows))
@@ -134,7 +127,9 @@ def pack_summary(info: "PackInfo") -> dict[str, Any]:
         "method": manifest.method,
         "base": manifest.base,
         "class_count": len(manifest.classes or []),
+        "target": manifest.target,
         "test_accuracy": manifest.metrics.get("test_accuracy"),
+        "tested": list(manifest.tested),
         "bytes": info.bytes,
         "masked_weights": masked,
         "mask_bits_per_weight": 8 * mask_bytes / masked if masked else 0.0,
@@ -165,12 +160,13 @@ class EvaluateVerb(PackVerb):
         from polymask.data.loader import Loader
         from polymask.data.preprocess import eval_transform
         from polymask.files import write_atomically
-        from polymask.train.predict import evaluate_in_detail
+        from polymask.pack.format import inspect
+        from polymask.train.predict import evaluate_by_name, evaluate_in_detail
 
         check_seed(self.seed)
         if self.csv is not None and self.csv.is_dir():
             raise DataError(f"--csv {self.csv} is a folder; give a file's name")
-        data = load_data(self.data, seed=self.seed)
+        data = load_data(self.data, seed=self.seed, target=inspect(self.pack_path()).manifest.target)
         splits = data.splits()
         if self.split not in splits:
             raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(splits)}")
@@ -183,7 +179,15 @@ class EvaluateVerb(PackVerb):
             )
         preprocess = eval_transform(data, domain.input)
         (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
-        found = evaluate_in_detail(base, domain, Loader(cache, preprocess, batch_size=64))
+        loader = Loader(cache, preprocess, batch_size=64)
+        about: dict[str, Any] = {"pack": str(self.pack_path())}
+        if domain.target.kind != "classes":
+            named_results = evaluate_by_name(base, domain, loader)
+            if self.csv is not None:
+                write_atomically(self.csv, named_results.csv().encode())
+            numbers = asdict(named_results)
+            return about | {f"{self.split}_{numbers['metric']}": numbers.pop("result")} | numbers
+        found = evaluate_in_detail(base, domain, loader)
         if self.csv is not None:
             write_atomically(self.csv, found.csv().encode())
         files = cache.split.origin
@@ -192,9 +196,16 @@ class EvaluateVerb(PackVerb):
             "hardest": [asdict(answer) | {"image": files(answer.image)} for answer in found.hardest],
         }
         numbers = found.to_json() | named
-        return {"pack": str(self.pack_path()), f"{self.split}_accuracy": numbers.pop("accuracy")} | numbers
+        return about | {f"{self.split}_accuracy": numbers.pop("accuracy")} | numbers
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
+        if "by_name" in result:
+            metric, words = result["metric"], result["metric"].replace("_", " ")
+            measured = measured_text(metric, result[f"{self.split}_{metric}"])
+            console.print(f"{words} {measured} on {result['images']:,} {self.split} images")
+            rows = [[name, measured_text(metric, value)] for name, value in result["by_name"].items()]
+            console.print(table("name", words, rows=rows))
+            return
         low, high = result["interval"]
         accuracy = number_text(result[f"{self.split}_accuracy"], unit=" %")
         console.print(f"{accuracy} of {result['images']:,} {self.split} images (95 % interval {low:.1f} to {high:.1f})")
@@ -227,7 +238,7 @@ class PredictVerb(PackVerb):
         return ["PIL"]
 
     def run(self) -> list[dict[str, Any]]:
-        from polymask.train.predict import Classifier, likeliest
+        from polymask.train.predict import Classifier
 
         if self.top < 1:
             raise DataError(f"--top {self.top} must be at least 1")
@@ -243,13 +254,11 @@ class PredictVerb(PackVerb):
         classify = Classifier(base, domain)
         rows: list[dict[str, Any]] = []
         for batch in batched_files(files, "predicting"):
-            for file, shares in read_some(classify, batch):
-                if isinstance(shares, DataError):
-                    rows.append({"image": str(file), "problem": str(shares)})
+            for file, answer in read_some(classify, batch):
+                if isinstance(answer, DataError):
+                    rows.append({"image": str(file), "problem": str(answer)})
                     continue
-                found = likeliest(shares, domain.classes, self.top)
-                top = [{"class": label, "probability": probability} for label, probability in found]
-                rows.append({"image": str(file), "top": top})
+                rows.append({"image": str(file)} | domain.target.said(answer, domain.classes, self.top))
         if self.csv is not None:
             write_predictions(self.csv, rows)
         return rows
@@ -258,11 +267,8 @@ class PredictVerb(PackVerb):
         return int(any("problem" in row for row in result))
 
     def present(self, result: list[dict[str, Any]], console: "Console") -> None:
-        rows = [
-            [row["image"], *(f"{t['class']} {100 * t['probability']:.1f} %" for t in row["top"])]
-            for row in result
-            if "top" in row
-        ]
+        answered = [row for row in result if "problem" not in row]
+        rows = [[row["image"], *_answer_cells(row)] for row in answered]
         if self.csv is not None:
             console.print(f"wrote {self.csv}: {len(rows)} images", soft_wrap=True)
         elif not console.is_terminal:
@@ -270,12 +276,20 @@ class PredictVerb(PackVerb):
                 console.print("\t".join(row), soft_wrap=True)
         elif rows:
             places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top + 1)]
-            console.print(table("image", *places[: len(rows[0]) - 1], rows=rows))
+            headings = list(answered[0].get("values", places))
+            console.print(table("image", *headings[: len(rows[0]) - 1], rows=rows))
         problems = [row["problem"] for row in result if "problem" in row]
         for problem in problems:
             self.say(f"skipped: {problem}", style="yellow")
         if problems:
             self.say(f"{len(problems)} of {len(result)} files could not be read")
+
+
+def _answer_cells(row: dict[str, Any]) -> list[str]:
+    """What is said of one image, as texts: classes with their probabilities, or values."""
+    if "values" in row:
+        return [f"{value:.4g}" for value in row["values"].values()]
+    return [f"{guess['class']} {100 * guess['probability']:.1f} %" for guess in row["top"]]
 
 
 def batched_files(files: list[Path], title: str, size: int = 32) -> Iterator[list[Path]]:
@@ -303,11 +317,14 @@ def read_some(classify: "Classifier", files: list[Path]) -> "Iterator[tuple[Path
 
 
 def write_predictions(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write predictions as CSV: image, rank, class, probability."""
+    """Write predictions as CSV: image, rank, class, probability; of values, image and every value by its name."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["image", "rank", "class", "probability"])
+    values = next((row["values"] for row in rows if "values" in row), None)
+    writer.writerow(["image", *(("rank", "class", "probability") if values is None else values)])
     for row in rows:
+        if "values" in row:
+            writer.writerow([row["image"], *row["values"].values()])
         for rank, found in enumerate(row.get("top", ()), 1):
             writer.writerow([row["image"], rank, found["class"], f"{found['probability']:.6f}"])
     write_atomically(path, text.getvalue().encode())

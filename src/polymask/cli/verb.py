@@ -300,6 +300,15 @@ def table(*headings: str, rows: list[list[str]]) -> Any:
     return grid
 
 
+def measured_text(name: str, value: Any) -> str:
+    """A metric of a pack, rounded, with its unit where its name tells."""
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return "–" if value is None else str(value)
+    if name.endswith(("accuracy", "precision")):
+        return number_text(value, unit=" %")
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
 def number_text(value: float | None, deviation: float | None = None, *, places: int = 2, unit: str = "") -> str:
     """A number, with its deviation where there is one; a dash where there is no number."""
     if value is None:

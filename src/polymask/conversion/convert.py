@@ -31,7 +31,7 @@ from polymask.core.bits import Bits
 from polymask.core.domain import Domain, check_classes
 from polymask.core.parts import Stored
 from polymask.core.registry import create_method, skeleton
-from polymask.data.images import DomainData
+from polymask.data.images import DomainData, require_classes
 from polymask.data.load import load_data
 from polymask.methods.bitdelta import nearest
 from polymask.train.fit import Listener
@@ -89,6 +89,8 @@ def convert(
     tuned = state if isinstance(state, Finetuned) else Finetuned.read(base, state)
     if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
+    if data is not None:
+        require_classes(data, "converting a checkpoint")
     tuned, names, labelled, notes = name_outputs(tuned, classes, data)
     if train_masks and not labelled:
         raise ConvertError("training masks needs images of the checkpoint's classes; give data")

@@ -156,7 +156,7 @@ def describe(domain: Domain, input_type: torch.dtype, output: Tensor) -> dict[st
         "resize": spec.side if spec.squash else short_side(spec),
         "interpolation": spec.interpolation,
     }
-    name = "features" if domain.classes is None else "logits"
+    name = "features" if domain.classes is None else "standardised" if domain.target.kind == "values" else "logits"
     return {
         "format": 1,
         "polymask": __version__,
@@ -166,7 +166,7 @@ def describe(domain: Domain, input_type: torch.dtype, output: Tensor) -> dict[st
         "classes": domain.classes,
         "metrics": domain.metrics,
         "input": fed,
-        "output": {"name": name, "shape": ["batch", *output.shape[1:]]},
+        "output": {"name": name, "shape": ["batch", *output.shape[1:]]} | domain.target.note(),
     }
 
 

@@ -20,6 +20,7 @@ from polymask.core.method import Method
 from polymask.core.network import put_tensors, structural_copy
 from polymask.core.parts import OwnNorm, Part, Route, Stored, Transform, linear_head, own_norms
 from polymask.core.survey import Site
+from polymask.core.target import CLASSES, Target
 from polymask.errors import DomainError
 
 
@@ -27,7 +28,8 @@ class Domain(nn.Module):
     """All that one domain owns: transforms of sites, norm layers, a head, and class names.
 
     Its parameters are what it learns. In training mode it puts its own norms and the network's dropout in training
-    mode for the length of a call. `recipe` and `metrics` are notes (JSON values) that travel in its pack.
+    mode for the length of a call. `target` says what the head's outputs mean. `recipe` and `metrics` are notes (JSON
+    values) that travel in its pack.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Domain(nn.Module):
         self.base_name, self.fingerprint, self.input = base.name, base.fingerprint, base.input
         self.base_response = {"shape": list(base.input.shape), "values": base.response(base.input.shape)}
         self.classes = None if classes is None else check_classes(classes)
+        self.target: Target = CLASSES
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
 
@@ -59,9 +62,9 @@ class Domain(nn.Module):
     def __repr__(self) -> str:
         names = self.classes or []
         some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        classes = "no classes" if self.classes is None else f"{len(names)} classes ({some})"
-        tested = self.metrics.get("test_accuracy")
-        test = f", {tested:.1f} % on test" if isinstance(tested, int | float) else ""
+        classes = "no classes" if self.classes is None else f"{len(names)} {self.target.kind} ({some})"
+        tested = self.metrics.get(f"test_{self.target.metric}")
+        test = f", {self.target.title} {self.target.text(tested)} on test" if isinstance(tested, int | float) else ""
         return f"Domain({self.method.name} on {self.base_name}: {classes}, input {self.input.size}{test})"
 
     def weights(self, base: Base, made: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -100,7 +103,7 @@ class Domain(nn.Module):
             return run(weights, images)
 
     def forward(self, base: Base, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W); features where there is no head."""
+        """What the head says of images (N, C, H, W), logits (N, classes); features where there is no head."""
         return self.classify(self.features(base, images))
 
     def classify(self, features: Tensor) -> Tensor:
@@ -219,7 +222,7 @@ class Domain(nn.Module):
         """A new domain by another method, with this one's norms and head."""
         other = type(self)(base, method, self.classes, self.sites).to(base.device)
         other.begin(base)
-        other.input = self.input
+        other.input, other.target = self.input, self.target
         for mine, its in ((self.norms, other.norms), (self.head, other.head)):
             if mine is not None and its is not None:
                 its.load_state_dict(mine.state_dict())
@@ -232,7 +235,7 @@ class Domain(nn.Module):
 
     def become(self, other: Self) -> None:
         """Take on everything that another domain is; both share its tensors from then on."""
-        for name in ("method", "sites", "input", "classes", "recipe", "metrics"):
+        for name in ("method", "sites", "input", "classes", "target", "recipe", "metrics"):
             setattr(self, name, getattr(other, name))
         self.transforms, self.route, self.norms, self.head = other.transforms, other.route, other.norms, other.head
         self.train(other.training)

@@ -161,6 +161,7 @@ class Method(OptionChecks, InStages, AmongDomains, ABC):
     reference: ClassVar[str] = ""
     differences: ClassVar[str] = ""  # from the original: a page of the documentation shows it
     mergeable: ClassVar[bool] = True
+    for_classes: ClassVar[bool] = False  # what it adds to the loss takes heads for those of classes
     leaves_sites: ClassVar[bool] = False  # norms and head are all that a domain learns
     wider: ClassVar[Mapping[str, Any]] = {}  # options that reach more of a base's sites
     unnamed: ClassVar[Mapping[str, Any]] = {}  # newer options, as packs that lack them mean them

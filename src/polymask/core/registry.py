@@ -19,6 +19,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.method import Method
 from polymask.core.survey import Site
+from polymask.core.target import CLASSES, Target, get_target
 from polymask.errors import DomainError, MethodError, near_matches
 
 _METHODS: dict[str, Method] = {}
@@ -88,14 +89,26 @@ def _find_methods() -> None:
 
 
 def new_domain(
-    base: Base, method: str | Method = "affine-full", classes: Sequence[str] | None = None, **options: Any
+    base: Base,
+    method: str | Method = "affine-full",
+    classes: Sequence[str] | None = None,
+    *,
+    target: str | Target = CLASSES,
+    **options: Any,
 ) -> Domain:
-    """A fresh domain on `base`, with a head for `classes` (none where classes is None)."""
+    """A fresh domain on `base`, with a head for `classes` (none where classes is None).
+
+    `target` says what the head's outputs mean: "classes", "labels" (several for each image) or "values" (numbers).
+    """
     if isinstance(method, str):
         method = create_method(method, **options)
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
+    target = get_target(target)
+    if method.for_classes and target.kind != "classes":
+        raise MethodError(f"{method.name} is for classes, not for {target.kind}; take another method, affine-full say")
     domain = Domain(base, method.first_stage(), classes)
+    domain.target = target
     check_reach(domain)
     domain.begin(base)
     return domain

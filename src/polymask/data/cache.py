@@ -77,7 +77,7 @@ class Cache:
 
     def __init__(self, split: Split, shrink: Shrink, held: Sequence[Pixels | None]) -> None:
         self.split, self.shrink, self.held = split, shrink, held
-        self.labels = torch.from_numpy(split.labels.copy())  # int64 (N,)
+        self.labels = torch.from_numpy(split.labels.copy())  # (N, …)
 
     def __len__(self) -> int:
         return len(self.held)

@@ -32,6 +32,7 @@ SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
 }
+TABLES = ("labels.csv", "train.csv")  # what tables of images are called
 _SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
 
@@ -73,6 +74,18 @@ def _parts(root: Path) -> dict[str, Path]:
         lone = next(iter(found.values())).name
         raise DataError(f"{root} has {lone}/ but no train/; add train/, or rename that folder if it is a class")
     return found or {"train": root}
+
+
+def find_table(root: Path) -> Path | None:
+    """The table of a folder: one in it, or beside it where the folder has images but no folders."""
+    if root.suffix.lower() == ".csv" and root.is_file():
+        return root
+    if not root.is_dir():
+        return None
+    inside = [root / name for name in TABLES if (root / name).is_file()]
+    if inside or any(child.is_dir() for child in root.iterdir()):
+        return next(iter(inside), None)
+    return next((root.absolute().parent / name for name in TABLES if (root.absolute().parent / name).is_file()), None)
 
 
 def folders(root: Path) -> list[Path]:

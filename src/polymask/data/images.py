@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polymask.core.target import CLASSES, Target, strata
 from polymask.data.split import JoinedSplit, Labels, Split, SubsetSplit
 from polymask.errors import DataError
 
@@ -30,6 +31,7 @@ class Submission:
 class DomainData:
     """A domain's images: train, val and test, with class names.
 
+    `target` says what labels are: one class for each image, several labels, or numbers; `classes` are their names.
     `test` is None when the source has no labelled test images. `mirror` allows left-right mirroring in training.
     `squash` asks for whole images resized to the network's square, aspect ratio lost, as ImageNet-to-Sketch does with
     its cropped sets. `notes` says what the source decided or left out, one sentence each, for a log.
@@ -44,9 +46,10 @@ class DomainData:
     squash: bool = False
     submission: Submission | None = None
     notes: tuple[str, ...] = ()
+    target: Target = CLASSES
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
+        if len(self.classes) < self.target.fewest:
             raise DataError(
                 f"{self.name}: only one class ({', '.join(self.classes)}); a domain needs two or "
                 "more, so give the folder whose subfolders are the classes"
@@ -55,13 +58,8 @@ class DomainData:
         for part, split in self.splits().items():
             if len(split) == 0:
                 raise DataError(f"{self.name}: {part} has no images; add some")
-            if split.labels.min() < 0 or split.labels.max() >= len(self.classes):
-                raise DataError(
-                    f"{self.name}: {part} has labels from {split.labels.min()} to "
-                    f"{split.labels.max()} for {len(self.classes)} classes; number them from 0"
-                )
-        counts = np.bincount(self.train.labels, minlength=len(self.classes))
-        lacking = [self.classes[i] for i in np.flatnonzero(counts == 0)]
+            self.target.check(f"{self.name}: {part}", split.labels, self.classes)
+        lacking = [self.classes[i] for i in np.flatnonzero(self.target.counts(self.train.labels, self.classes) == 0)]
         if lacking:
             raise DataError(f"{self.name}: no training image of {some(lacking)}; add images or remove the class")
 
@@ -72,6 +70,7 @@ class DomainData:
 
     def first_classes(self, count: int) -> DomainData:
         """The domain with its first classes only, and without a submission."""
+        require_classes(self, "keeping the first of them")
         if count < 2:
             raise DataError(f"{self.name}: {count} classes are too few; keep two or more")
         if count >= len(self.classes):
@@ -87,6 +86,12 @@ class DomainData:
     def train_val(self) -> Split:
         """Train and val together, for a final training."""
         return JoinedSplit(self.train, self.val)
+
+
+def require_classes(data: DomainData, what: str) -> None:
+    """Raise unless a domain has one class for each image; `what` needs that."""
+    if data.target.kind != "classes":
+        raise DataError(f"{what} is for images of one class each; those of {data.name} have {data.target.kind}")
 
 
 def _check_names(name: str, classes: tuple[str, ...]) -> None:
@@ -155,10 +160,10 @@ def _quotas(count: int, shares: Sequence[float], draw: np.random.Generator) -> N
 
 def cut(split: Split, shares: Sequence[float], seed: int, name: str) -> list[Split]:
     """Cut a split into stratified parts, none of them empty."""
-    parts: list[Split] = [SubsetSplit(split, indices) for indices in stratified(split.labels, shares, seed)]
+    parts: list[Split] = [SubsetSplit(split, indices) for indices in stratified(strata(split.labels), shares, seed)]
     if not all(len(part) for part in parts):
         raise DataError(
-            f"{name}: {len(split)} images in {len(np.unique(split.labels))} classes are too few to "
+            f"{name}: {len(split)} images in {len(np.unique(strata(split.labels)))} classes are too few to "
             f"cut into {len(parts)} parts; give at least 4 images of each class"
         )
     return parts
@@ -189,11 +194,12 @@ def limited(split: Split, limit: int, seed: int, name: str) -> Split:
     """
     if limit >= len(split):
         return split
-    classes = len(np.unique(split.labels))
+    groups = strata(split.labels)
+    classes = len(np.unique(groups))
     if limit < classes:
         raise DataError(f"{name}: limit {limit} is below its {classes} classes; raise the limit")
     ranks = np.empty(len(split), dtype=np.float64)  # any prefix in this order is stratified
-    for members, _ in _by_class(split.labels, seed):
+    for members, _ in _by_class(groups, seed):
         ranks[members] = (np.arange(len(members)) + 0.5) / len(members)
         ranks[members[0]] = 0
     return SubsetSplit(split, np.sort(np.argsort(ranks, kind="stable")[:limit]))

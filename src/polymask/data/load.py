@@ -34,10 +34,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polymask.data.folders import folders, load_decathlon, load_folder, load_sketch
+from polymask.core.target import Target, get_target
+from polymask.data.folders import find_table, folders, load_decathlon, load_folder, load_sketch
 from polymask.data.images import TRAIN_VAL, TRAIN_VAL_TEST, DomainData, limited, stratified
 from polymask.data.libraries import load_hugging_face, load_torchvision
 from polymask.data.split import ArraySplit, FileSplit, SubsetSplit, WrappedSplit, require, require_vision, stamp
+from polymask.data.tables import load_table
 from polymask.errors import DataError
 from polymask.files import digest
 
@@ -146,6 +148,7 @@ def load_data(
     limit: int | None = None,
     classes: int | None = None,
     mirror: bool | None = None,
+    target: str | Target | None = None,
     root: str | Path | None = None,
     download: bool = True,
 ) -> DomainData:
@@ -154,21 +157,34 @@ def load_data(
     `source` is one of
 
     * a folder: `train/ val/ test/` of class folders, or class folders alone;
+    * a table, `labels.csv` or another .csv file, or a folder of images with one in it or beside it;
     * `decathlon:ROOT/NAME` or `sketch:ROOT/SET`: the benchmarks' own layouts;
     * `torchvision:NAME` or `hf:NAME`: kept in `root`, downloaded unless `download` is False;
     * `digits`, `letters`, `solar-cells`: these come with pip (`./digits` is a folder).
 
     `seed` rules the cuts that a source needs, and `limit`: at most so many training images, in proportion to the
     classes. `classes` keeps the first so many of those. `mirror` overrides whether training may mirror images.
+    `target` is what a table's labels are: "classes", "labels" (several for each image) or "values" (numbers).
     """
     if seed < 0 or (limit is not None and limit < 1):
         raise DataError(f"seed {seed} and limit {limit}: give a seed from 0 and a limit from 1")
-    data = _load(source, seed, None if root is None else Path(root), download)
+    data = _load_table(source, seed, target) or _load(source, seed, None if root is None else Path(root), download)
+    if target is not None and get_target(target).kind != data.target.kind:
+        found, wanted = data.target.kind, get_target(target).kind
+        raise DataError(f"{source} has {found}, not {wanted}; give a table of {wanted}, such as labels.csv")
     if classes is not None:
         data = data.first_classes(classes)
     if limit is not None:
         data = replace(data, train=limited(data.train, limit, seed, data.name))
     return data if mirror is None else replace(data, mirror=mirror)
+
+
+def _load_table(source: str | Path, seed: int, target: str | Target | None) -> DomainData | None:
+    """The domain of a table, where the source is one or has one."""
+    if str(source) in EMBEDDED and not isinstance(source, Path):
+        return None
+    table = find_table(Path(source))
+    return None if table is None else load_table(table, Path(source), seed, target)
 
 
 def _load(source: str | Path, seed: int, root: Path | None, download: bool) -> DomainData:
@@ -191,6 +207,6 @@ def _load(source: str | Path, seed: int, root: Path | None, download: bool) -> D
     if parent.is_dir():
         names = [child.name for child in folders(parent)]
         near += [str(parent / name) for name in difflib.get_close_matches(Path(text).name, names)]
-    all_ways = f"give a folder, {', '.join(f'{name}:…' for name in kinds)}, or {', '.join(EMBEDDED)}"
+    all_ways = f"give a folder, a .csv file, {', '.join(f'{name}:…' for name in kinds)}, or {', '.join(EMBEDDED)}"
     hint = f"did you mean {' or '.join(near)}?" if near else all_ways
     raise DataError(f"no data called {text!r}; {hint}")

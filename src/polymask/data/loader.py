@@ -21,10 +21,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polymask.core.input import InputSpec
+from polymask.core.target import strata
 from polymask.data.cache import Cache, cache_domain, default_workers, in_order
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.preprocess import Preprocess, eval_transform, train_transform
+from polymask.data.split import Labels
 from polymask.errors import DataError
 
 Batch = tuple[Tensor, Tensor]  # float32 (N, C, H, W), int64 (N,)
@@ -36,7 +38,8 @@ class Loader:
     """Batches of a cache, epoch by epoch.
 
     With `shuffle` (training) an epoch has its own order, and a last batch of one image, which batch
-    norm cannot use, is joined to the one before. Without it the order is the split's.
+    norm cannot use, is joined to the one before. Without it the order is the split's. With `balanced` too, an epoch
+    draws as many images as there are, with replacement: every class equally often on average.
     """
 
     def __init__(
@@ -47,12 +50,15 @@ class Loader:
         batch_size: int = 32,
         seed: int = 0,
         shuffle: bool = False,
+        balanced: bool = False,
         workers: int | None = None,
     ) -> None:
         if batch_size < 1 or seed < 0:
             raise DataError(f"batch_size {batch_size} and seed {seed}: give one from 1, one from 0")
         self.cache, self.transform = cache, transform
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.labels, self.balanced = cache.labels, balanced
+        self._shares = class_shares(cache.split.labels) if balanced else None
         self.workers = workers or default_workers()
 
     @property
@@ -76,13 +82,14 @@ class Loader:
 
     def pieces(self, cut: Callable[[int], slice], epoch: int = 0, start: int = 0) -> Generator[Batch, None, None]:
         """Of every batch only the images `cut(size of the batch)`; the others are not made."""
-        order = self._order(epoch)
+        order, times = self._order(epoch)
         last = len(self) - 1
 
         def make(number: int) -> Batch:
             stop = len(order) if number == last else (number + 1) * self.batch_size
-            indices = order[number * self.batch_size : stop]
-            return self._batch(indices[cut(len(indices))], epoch)
+            mine = np.arange(number * self.batch_size, stop)
+            mine = mine[cut(len(mine))]
+            return self._batch(order[mine], times[mine], epoch)
 
         return in_order(make, range(start, last + 1), self.workers, 2 * self.workers)
 
@@ -107,20 +114,37 @@ class Loader:
                     return images / elapsed
             epoch += 1
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
+    def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The images of an epoch, and how often each has come before in it."""
+        size = len(self.cache)
+        first = np.zeros(size, dtype=np.int64)
         if not self.shuffle:
-            return np.arange(len(self.cache))
-        return np.random.default_rng([_ORDER, self.seed, epoch]).permutation(len(self.cache))
+            return np.arange(size), first
+        draw = np.random.default_rng([_ORDER, self.seed, epoch])
+        if self._shares is None:
+            return draw.permutation(size), first
+        order = draw.choice(size, size, p=self._shares)
+        ranked = np.argsort(order, kind="stable")
+        runs = np.searchsorted(order[ranked], order[ranked])  # where the run of an image begins
+        first[ranked] = np.arange(size) - runs
+        return order, first
 
-    def _batch(self, indices: NDArray[np.int64], epoch: int) -> Batch:
+    def _batch(self, indices: NDArray[np.int64], times: NDArray[np.int64], epoch: int) -> Batch:
         crops = []
-        for index in indices.tolist():
-            draw = np.random.default_rng([_SAMPLE, self.seed, epoch, index])
+        for index, before in zip(indices.tolist(), times.tolist(), strict=True):
+            again = [before] if before else []  # an image that comes again is cropped otherwise
+            draw = np.random.default_rng([_SAMPLE, self.seed, epoch, index, *again])
             crops.append(self.transform.crop(self.cache.image(index), draw))
         return self.transform.batch(crops), self.cache.labels[torch.from_numpy(indices)]
 
 
-class Samples(Dataset[tuple[Tensor, int]]):
+def class_shares(labels: Labels) -> NDArray[np.float64]:
+    """How likely each image is to be drawn where all classes are equally likely; of labels, the rarest counts."""
+    _, group, counts = np.unique(strata(labels), return_inverse=True, return_counts=True)
+    return np.asarray(1 / (counts[group] * len(counts)))
+
+
+class Samples(Dataset[tuple[Tensor, int | Tensor]]):
     """A cache's images as the network sees them, for a `torch.utils.data.DataLoader`.
 
     Item i is (float32 (C, H, W), label). Random crops draw from torch's generator, so
@@ -133,10 +157,11 @@ class Samples(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.cache)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:
         draw = np.random.default_rng(int(torch.randint(2**62, ())))
         crop = self.transform.crop(self.cache.image(index), draw)
-        return self.transform.batch([crop])[0], int(self.cache.labels[index])
+        label = self.cache.labels[index]
+        return self.transform.batch([crop])[0], label if label.ndim else int(label)
 
 
 @dataclass(frozen=True)

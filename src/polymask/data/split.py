@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
-Labels = NDArray[np.int64]  # (N,), positions in the domain's class names; -1 is unlabelled
+# (N,) int64, positions in the domain's class names, -1 is unlabelled; (N, …) for other targets: see `core.target`
+Labels = NDArray[Any]
 
 
 def require(module: str, remedy: str) -> Any:
@@ -210,7 +211,7 @@ class Split(ABC):
     """Images with labels, in a fixed order. Reading one is safe from any thread."""
 
     def __init__(self, labels: Sequence[int] | Labels) -> None:
-        self.labels: Labels = np.asarray(labels, dtype=np.int64).reshape(-1)
+        self.labels = _checked_labels(labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -233,8 +234,16 @@ class Split(ABC):
     def relabelled(self, labels: Sequence[int] | Labels) -> Self:
         """The same images with other labels."""
         other = copy(self)
-        other.labels = np.asarray(labels, dtype=np.int64).reshape(-1)
+        other.labels = _checked_labels(labels)
         return other
+
+
+def _checked_labels(labels: Sequence[int] | Labels) -> Labels:
+    """Classes as int64 (N,); a row for each image stays one."""
+    found = np.asarray(labels)
+    if found.ndim < 2:
+        return found.astype(np.int64).reshape(-1)
+    return found.astype(np.float64 if found.dtype.kind == "f" else np.int64)
 
 
 @final

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.core.base import Base
@@ -51,8 +50,8 @@ class DomainModel(nn.Module):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | dict[str, Tensor]:
         """Logits (N, classes) of images (N, C, H, W); features where the domain has no head.
 
-        With labels (N,) it is a dict of "loss", the cross-entropy, and "logits": what the Trainer
-        of transformers asks of a model.
+        With labels (N,) it is a dict of "loss", the target's (cross-entropy for classes), and "logits": what the
+        Trainer of transformers asks of a model.
         """
         logits = cast(Tensor, self.domain(self.base, images))
         if labels is None:
@@ -62,7 +61,7 @@ class DomainModel(nn.Module):
                 "a domain without classes has no logits to compare with labels; make it with "
                 "classes=[…], or compute a loss of its features"
             )
-        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        return {"loss": self.domain.target.loss(logits, labels), "logits": logits}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.base.apply(fn)

@@ -32,6 +32,7 @@ class SharedWeightsMethod(Method):
     moves_base: ClassVar[bool] = True
     moves_norms: ClassVar[bool] = True
     ordered: ClassVar[bool] = True
+    for_classes: ClassVar[bool] = True
 
     def transform(self, site: Site) -> FreeWeights:
         return SharedWeights(site)

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from polymask import __version__
 from polymask.errors import FileError, PackError
@@ -95,9 +95,15 @@ class BitArray:
         return cls(shape, *encode_bits(data))
 
 
+TARGET = "target"  # the note in `recipe` that says what a head's outputs mean, in packs of format 2
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """What a pack says about its domain."""
+    """What a pack says about its domain.
+
+    Format 2 is format 1 with a head that is not one of classes; `recipe` says of what. Readers of format 1 refuse it.
+    """
 
     method: str
     options: dict[str, Any]
@@ -111,6 +117,21 @@ class Manifest:
     library: str = __version__
     format: int = 1
     sha256: str = ""
+
+    formats: ClassVar[tuple[int, ...]] = (1, 2)  # that can be read
+
+    @property
+    def tested(self) -> tuple[str, Any]:
+        """What was measured on test images, by name, and the result; None where it is not told."""
+        names = [f"test_{name}" for name in ("accuracy", "mean_average_precision", "mean_absolute_error")]
+        name = next((name for name in names if name in self.metrics), names[0])
+        return name, self.metrics.get(name)
+
+    @property
+    def target(self) -> str:
+        """What the head's outputs are: classes, labels or values."""
+        note = self.recipe.get(TARGET) if self.format == 2 else None
+        return str(note.get("kind")) if isinstance(note, dict) else "classes"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
+from polymask.core.target import CLASSES, Target, read_target
 from polymask.errors import PackError, PackWarning, PolymaskError
-from polymask.pack.format import BitArray, Manifest, read_pack, write_pack
+from polymask.pack.format import TARGET, BitArray, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
 
 RESPONSE = "base_response"  # the note of `recipe` that says what the base computes
@@ -43,6 +44,7 @@ def save_domain(domain: Domain, path: str | Path) -> None:
                 "finite, or bfloat16; train it again with a smaller rate, in float32"
             )
         tensors[name] = stored.cpu().numpy()
+    note = domain.target.note()
     manifest = Manifest(
         method=domain.method.name,
         options=domain.method.options(),
@@ -50,8 +52,9 @@ def save_domain(domain: Domain, path: str | Path) -> None:
         fingerprint=domain.fingerprint,
         input=domain.input.to_json(),
         classes=domain.classes,
-        recipe=domain.recipe | {RESPONSE: domain.base_response},
+        recipe=domain.recipe | {RESPONSE: domain.base_response} | ({TARGET: note} if note else {}),
         metrics=domain.metrics,
+        format=2 if note else 1,
     )
     write_pack(path, manifest, tensors)
 
@@ -85,9 +88,11 @@ def load_domain(path: str | Path, base: Base) -> Domain:
         sites = {name: site for name, site in base.all_sites.items() if name in used}
         domain = skeleton(base, method, manifest.classes, sites)
         domain.input = InputSpec(**manifest.input)
+        domain.target = target_of(manifest)
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
-    domain.recipe = {name: note for name, note in manifest.recipe.items() if name != RESPONSE}
+    kept_apart = (RESPONSE,) if manifest.format == 1 else (RESPONSE, TARGET)
+    domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
     domain.metrics = manifest.metrics
     domain.base_response = _checked_response(path, base, manifest.recipe.get(RESPONSE))
     return domain.restore(_checked(path, domain, tensors, widen=base.dtype == torch.float16)).to(base.device)
@@ -113,6 +118,13 @@ def _checked_response(path: Path, base: Base, note: Any) -> dict[str, Any]:
             "norm, an activation or a padding differ); load the base as it was when the pack was made"
         )
     return {"shape": list(shape), "values": then}
+
+
+def target_of(manifest: Manifest) -> Target:
+    """What the outputs of a pack's head mean; raise where its note makes no sense."""
+    if manifest.format == 1:
+        return CLASSES
+    return read_target(manifest.recipe.get(TARGET), manifest.classes)
 
 
 def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:

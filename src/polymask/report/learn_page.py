@@ -101,7 +101,9 @@ def record_learning(
     from polymask.train.predict import evaluate_in_detail
 
     split, held_out, found = "test", loaders.test, learned.evaluation
-    if found is None and held_out is None and loaders.val is not None:
+    if data.target.kind != "classes":
+        held_out = None  # what is confused with what has no meaning there
+    elif found is None and held_out is None and loaders.val is not None:
         split, held_out = "val", loaders.val
         found = evaluate_in_detail(base, learned.domain, loaders.val)
     answers = found.hardest if found is not None and held_out is not None else ()

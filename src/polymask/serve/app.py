@@ -149,6 +149,7 @@ def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metr
         "/v1/predict",
         openapi_extra=_body_of(PredictBody, {"domain": {"type": "string"}}, ["domain"]),
         summary="What one domain sees on images",
+        response_model_exclude_none=True,
     )
     async def predict(request: Request) -> answers.DomainPrediction:
         began = time.perf_counter()
@@ -163,6 +164,7 @@ def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metr
         "/v1/predict/auto",
         openapi_extra=_body_of(AutoBody, {"domains": _NAMES}, []),
         summary="What the domain that fits best sees on images",
+        response_model_exclude_none=True,
     )
     async def predict_auto(request: Request) -> answers.AutoPrediction:
         began = time.perf_counter()

@@ -134,6 +134,9 @@ class Engine:
         if all(entry.likeness is not None for entry in entries):
             with self.batcher.room_for(2 * len(images)):
                 return await self._in_time(self._best_by_likeness(entries, images))
+        entries = [entry for entry in entries if entry.target.kind == "classes"]  # how sure is each of its classes?
+        if not entries:
+            raise Refusal(422, "domains of labels or values cannot be compared without a likeness; name one `domain`")
         most, runs, allowed = self.settings.auto_domains, len(entries) * len(images), self.settings.max_queue
         if len(entries) > most:
             message = f"{len(entries)} domains are too many to compare by running each; name up to {most} in `domains`"

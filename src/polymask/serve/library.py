@@ -22,11 +22,12 @@ from torch import Tensor
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
+from polymask.core.target import CLASSES, Target
 from polymask.data.cache import short_side
 from polymask.errors import DomainError, PackError, PolymaskError
 from polymask.files import SUFFIX, check_name
 from polymask.pack.format import PackInfo, inspect
-from polymask.pack.storing import load_domain
+from polymask.pack.storing import load_domain, target_of
 from polymask.serve.settings import Refusal, ServeError, no_domain
 from polymask.train.predict import NOTE, read_likeness
 
@@ -48,6 +49,7 @@ class Entry:
     stamp: Stamp
     info: PackInfo
     likeness: Tensor | None = None  # unit vector: what its images look like to the base
+    target: Target = CLASSES  # what the outputs of its head mean
 
     @cached_property
     def key(self) -> str:
@@ -95,7 +97,7 @@ class Library:
             try:
                 info = inspect(path)
                 likeness = read_likeness(info.manifest.recipe.get(NOTE), self.base.feature_dim)
-                entry = Entry(name, path, stamp, info, likeness)
+                entry = Entry(name, path, stamp, info, likeness, target_of(info.manifest))
                 self._check_head(entry)
             except PolymaskError as error:
                 if _stamp(path) == stamp:

@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 from polymask.library.cache import CacheStats
 from polymask.serve.engine import Answer, Best, Engine, Rule
 from polymask.serve.library import Entry
-from polymask.train.predict import likeliest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own name for it
@@ -33,7 +32,9 @@ class Guess(BaseModel):
 class Seen(BaseModel):
     """What is on one image."""
 
-    top: list[Guess]
+    top: list[Guess] = Field(description="the likeliest classes or labels; empty for values")
+    labels: list[str] | None = Field(None, description="only of a domain of labels: those likelier than not")
+    values: dict[str, float] | None = Field(None, description="only of a domain of values: the numbers by name")
 
 
 class DomainPrediction(BaseModel):
@@ -74,9 +75,12 @@ class DomainSummary(BaseModel):
 
     name: str
     method: str
+    target: str = Field(description="what the head gives: classes, labels or values")
     class_count: int
     bytes: int
     test_accuracy: float | None = Field(description="in percent, where the pack says it")
+    test_metric: str = Field(description="what was measured on test: an accuracy or precision in percent, an error")
+    test_result: float | None = Field(description="its result, where the pack says it")
     warm: bool = Field(description="its network is merged, in the process that answers")
     sha256: str
 
@@ -124,9 +128,12 @@ class Problem(BaseModel):
     request: str = Field(description="the request's id, as in the server's log")
 
 
-def _guesses(answer: Answer, row: int, top_k: int) -> list[Guess]:
-    found = likeliest(answer.logits[row].softmax(0), answer.entry.classes, top_k)
-    return [Guess(label=label, probability=probability) for label, probability in found]
+def _seen(answer: Answer, row: int, top_k: int) -> dict[str, Any]:
+    """The fields of `Seen` for one image."""
+    target = answer.entry.target
+    said = target.said(target.answers(answer.logits[row]), answer.entry.classes, top_k)
+    top = [Guess(label=guess["class"], probability=guess["probability"]) for guess in said.pop("top", [])]
+    return said | {"top": top}
 
 
 def domain_prediction(answer: Answer, top_k: int, milliseconds: float) -> DomainPrediction:
@@ -136,7 +143,7 @@ def domain_prediction(answer: Answer, top_k: int, milliseconds: float) -> Domain
         pack=answer.entry.info.manifest.sha256,
         warm=answer.warm,
         milliseconds=round(milliseconds, 2),
-        images=[Seen(top=_guesses(answer, row, top_k)) for row in range(len(answer.logits))],
+        images=[Seen(**_seen(answer, row, top_k)) for row in range(len(answer.logits))],
     )
 
 
@@ -144,7 +151,7 @@ def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPredicti
     """The answer of the best domain for each image."""
     images = [
         SeenByBest(
-            top=_guesses(answer, 0, top_k),
+            **_seen(answer, 0, top_k),
             domain=answer.entry.name,
             pack=answer.entry.info.manifest.sha256,
             ranking=[DomainScore(domain=entry.name, score=score) for entry, score in ranking[:_RANKED]],
@@ -157,13 +164,17 @@ def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPredicti
 def domain_summary(entry: Entry, warm: bool) -> DomainSummary:
     """A pack in the list."""
     manifest = entry.info.manifest
-    accuracy = _single_values(manifest.metrics).get("test_accuracy")
+    metrics, metric = _single_values(manifest.metrics), manifest.tested[0]
+    accuracy, result = metrics.get("test_accuracy"), metrics.get(metric)
     return DomainSummary(
         name=entry.name,
         method=manifest.method,
+        target=entry.target.kind,
         class_count=len(entry.classes),
         bytes=entry.info.bytes,
         test_accuracy=accuracy if isinstance(accuracy, float) else None,
+        test_metric=metric.removeprefix("test_").replace("_", " "),
+        test_result=result if isinstance(result, float) else None,
         warm=warm,
         sha256=manifest.sha256,
     )

@@ -143,6 +143,22 @@ class Evaluation:
         return file.getvalue()
 
 
+@dataclass(frozen=True)
+class NamedResults:
+    """What a domain of labels or values said of images: the metric of its target, over all and by name."""
+
+    metric: str
+    result: float
+    images: int
+    by_name: Mapping[str, float | None]  # None: no image has the label
+
+    def csv(self) -> str:
+        """A line for each name."""
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([["name", self.metric], *self.by_name.items()])
+        return file.getvalue()
+
+
 def _pairs(values: Any) -> tuple[tuple[str, float], ...]:
     return tuple((str(name), float(probability)) for name, probability in values)
 

@@ -19,6 +19,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.registry import create_method
+from polymask.core.target import Target
 from polymask.data.batches import Adapted, Batches, as_batches, parts_of
 from polymask.data.images import may_mirror
 from polymask.data.loader import Loader
@@ -26,6 +27,7 @@ from polymask.data.preprocess import augmenting
 from polymask.data.sets import title_of
 from polymask.errors import LostProcess, NotFinite, TrainingError
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
+from polymask.train.predict import all_labels
 from polymask.train.recipe import Recipe, get_recipe
 from polymask.train.state import Run, copied, domain_identity, images_identity
 
@@ -46,6 +48,9 @@ class Listener:
 
     def epoch(self, record: EpochRecord, seconds: float) -> None:
         """One epoch is done."""
+
+    def stopped(self, why: str) -> None:
+        """No more epochs come, though the recipe has more."""
 
     def end(self) -> None:
         """Training is over, or was cut."""
@@ -68,6 +73,10 @@ class Together(Listener):
     def epoch(self, record: EpochRecord, seconds: float) -> None:
         for listener in self.listeners:
             listener.epoch(record, seconds)
+
+    def stopped(self, why: str) -> None:
+        for listener in self.listeners:
+            listener.stopped(why)
 
     def end(self) -> None:
         for listener in self.listeners:
@@ -102,6 +111,7 @@ def fit(
     train, domain.input = training_batches(parts["train"], domain.input, domain.classes, recipe, seed, resume=resume)
     val = None if parts["val"] is None else as_batches(parts["val"], domain.input, domain.classes)
     torch.manual_seed(seed)
+    domain.target = fitted_target(domain, train, recipe)
     run = Run(domain_identity(domain, recipe, seed) | images_identity(train), checkpoint, resume=resume)
     if run.saved is not None:
         if run.stage:
@@ -173,6 +183,10 @@ def fit_joint(
     """
     for val in vals:
         require_val(recipe, val)
+    for domain, train in zip(domains, trains, strict=True):
+        domain.target = fitted_target(domain, train, recipe)
+        if domain.target.lower_is_better:
+            raise TrainingError(f"domains of {domain.target.kind} cannot be learned together; learn each by itself")
     rounds = Rounds(trains)
     each = [
         domain_identity(domain, recipe, seed) | images_identity(train)
@@ -197,6 +211,17 @@ def require_val(recipe: Recipe, val: Batches | None) -> None:
     """Raise where the best epoch on val is wanted and there is no val."""
     if recipe.selection == "best" and val is None:
         raise TrainingError("selection='best' needs val; give it, or set selection='last'")
+    if recipe.patience is not None and val is None:
+        raise TrainingError(f"patience={recipe.patience} needs val; give it, or leave patience out")
+
+
+def fitted_target(domain: Domain, train: Batches, recipe: Recipe) -> Target:
+    """A domain's target with what it takes from its training images."""
+    if recipe.balance == "sampler" and not getattr(train, "balanced", False):
+        raise TrainingError(
+            "balance='sampler' is for batches that make_loaders made by the same recipe; balance others by 'weights'"
+        )
+    return domain.target.fitted(partial(all_labels, train), recipe.balance)
 
 
 def run_epochs(learner: Learner, train: Batches, val: Batches | None, run: Run, listener: Listener, stop: Stop) -> None:
@@ -206,7 +231,7 @@ def run_epochs(learner: Learner, train: Batches, val: Batches | None, run: Run, 
     before = run.epochs_before
     listener.begin(replace(recipe, epochs=before + recipe.epochs), len(train), before + run.epoch)
     try:
-        while run.epoch < recipe.epochs:
+        while run.epoch < recipe.epochs and (best := run.stalled(learner)) is None:
             _train_epoch(learner, train, run, listener, stop)
             learner.end_epoch()
             if stop.is_set():
@@ -218,6 +243,9 @@ def run_epochs(learner: Learner, train: Batches, val: Batches | None, run: Run, 
             run.finish_epoch(learner, accuracy)
             listener.epoch(run.history[-1], time.perf_counter() - run.began)
             run.save(learner)
+        if run.epoch < recipe.epochs and best is not None:
+            why = f"nothing was better on val since epoch {best + 1} (patience {recipe.patience})"
+            listener.stopped(f"stopped after {run.epoch} of {recipe.epochs} epochs: {why}")
     except LostProcess as lost:
         run.interrupt(learner, str(lost))
     finally:
@@ -288,6 +316,9 @@ class EpochLog(Listener):
 
     def epoch(self, record: EpochRecord, seconds: float) -> None:
         self._write({"event": "epoch", "seconds": round(seconds, 3)} | asdict(record))
+
+    def stopped(self, why: str) -> None:
+        self._write({"event": "stopped", "why": why})
 
     def end(self) -> None:
         if self.file is not None:

@@ -18,6 +18,7 @@ from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method
 from polymask.core.registry import new_domain
+from polymask.core.target import CLASSES, Target, get_target
 from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.errors import DomainError, MethodError, TrainingError, near_matches
 from polymask.files import SUFFIX, check_name
@@ -70,7 +71,7 @@ def measure_base(base: Base, moved: Mapping[str, Tensor], images: Sequence[Batch
 
 @dataclass(frozen=True)
 class Lesson:
-    """A domain to learn: its classes, what gives its images, and how they were fed.
+    """A domain to learn: its classes, what gives its images, how they were fed, and what its labels are.
 
     Images are batches of `make_loaders`, a DataLoader, a Dataset or a Hugging Face dataset of (image, label); `train`
     may also be a dict or tuple of train, val and test.
@@ -81,6 +82,7 @@ class Lesson:
     val: Any = None
     test: Any = None
     input: InputSpec | None = None  # None: as the training images have it, or the base
+    target: str | Target = CLASSES
 
     def opened(self, base: Base, recipe: Recipe, seed: int, *, resume: bool) -> Self:
         """The same with batches in place of loaders and sets."""
@@ -155,7 +157,7 @@ def fit_all(
             final[name] = lesson_accuracy(base, domain, chosen[name])
     if folder is not None:
         for name, domain in domains.items():
-            domain.metrics = {"test_accuracy": final[name]}
+            domain.metrics = {f"test_{domain.target.metric}": final[name]}
             domain.save(folder / f"{name}{SUFFIX}")
     after = None
     if method.moves_base:
@@ -236,7 +238,7 @@ class _Teacher:
 
     def _new(self, method: Method, lesson: Lesson) -> Domain:
         torch.manual_seed(self.seed)
-        domain = new_domain(self.base, method, lesson.classes).to(self.base.device)
+        domain = new_domain(self.base, method, lesson.classes, target=lesson.target).to(self.base.device)
         domain.input = lesson.input or domain.input
         return domain
 
@@ -249,8 +251,9 @@ class _Teacher:
 
     def _finished(self, pack: Path, name: str, method: Method, lesson: Lesson) -> Domain:
         domain = load_domain(pack, self.base)
-        found = (domain.method.name, plain(domain.recipe), domain.classes)
-        if found != (method.name, plain(self._recipe_note()), list(lesson.classes)):
+        found = (domain.method.name, plain(domain.recipe), domain.classes, domain.target.kind)
+        wanted = (method.name, plain(self._recipe_note()), list(lesson.classes), get_target(lesson.target).kind)
+        if found != wanted:
             raise TrainingError(
                 f"{pack} was learned by another method, recipe, seed or classes; resume with the "
                 "same ones, or take another folder"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.core.accounting import bits_per_weight
@@ -26,9 +25,10 @@ from polymask.core.method import Method
 from polymask.core.network import choose_device, tensor_of, trains_channels_last
 from polymask.core.parts import Stored
 from polymask.core.registry import new_domain
+from polymask.core.target import CLASSES, Target
 from polymask.data.batches import Batches, parts_of
 from polymask.data.cache import cache_domain
-from polymask.data.images import DomainData
+from polymask.data.images import DomainData, require_classes
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform, train_transform
@@ -39,10 +39,10 @@ from polymask.nets.zoo import build
 from polymask.train.descent import descend, make_optimiser
 from polymask.train.evaluation import Evaluation
 from polymask.train.fit import Listener, Together, fit, require_val, run_epochs, seeded, stop_signals
-from polymask.train.learner import EpochRecord, Learner, Step, count_hits, to_device
-from polymask.train.predict import accuracy, evaluate_in_detail, likeness_note, measured_batches
+from polymask.train.learner import EpochRecord, Learner, Step, to_device
+from polymask.train.predict import accuracy, evaluate, evaluate_in_detail, likeness_note, measured_batches
 from polymask.train.recipe import Recipe, get_recipe, method_by
-from polymask.train.state import Run
+from polymask.train.state import Run, epochs_until_stalled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,10 @@ class Loaders:
 
 @dataclass(frozen=True, repr=False)
 class Learned:
-    """A trained domain in its stored form, with what was measured; accuracies in percent."""
+    """A trained domain in its stored form, with what was measured; accuracies in percent.
+
+    For other targets than classes `test_accuracy` is what `domain.target` is measured by.
+    """
 
     domain: Domain
     history: list[EpochRecord]
@@ -106,7 +109,7 @@ class Learned:
         So ends a training whose rate was too high: the same features for every image.
         """
         count = len(self.domain.classes or [])
-        if count < 2 or not self.history:
+        if count < 2 or not self.history or self.domain.target.kind != "classes":
             return False
         last = self.history[-1]
         return last.loss > 0.99 * math.log(count) and last.train_accuracy < 150 / count
@@ -144,41 +147,50 @@ def learn(
         data = load_data(data, seed=seed)
     elif not isinstance(data, DomainData):
         data = open_sets(parts_of(data), classes, seed)
+    target = data.target if isinstance(data, DomainData) else CLASSES
     leads = ranks is None or ranks.first
     watched = leads and (progress or (progress is None and listener is None and _people_watch()))
     if watched:
-        listener = _shown(data.name, listener, asked=bool(progress))
+        listener = _shown(data.name, target, listener, asked=bool(progress))
     sets: Any = loaders or data
     if loaders is None and isinstance(data, DomainData):
         with _reading(watched) as count:
             sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
     torch.manual_seed(seed)
-    domain = new_domain(base, method, data.classes).to(base.device)
+    domain = new_domain(base, method, data.classes, target=target).to(base.device)
     if isinstance(data, DomainData):
         domain.input = recipe.input(base.input, squash=data.squash)
     how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
     history = fit(base, domain, sets.train, sets.val, recipe, seed=seed, **how)
-    measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
-    evaluation = None if sets.test is None else measure(base, domain, measured_batches(domain, sets.test))
-    accuracy = None if evaluation is None else evaluation.accuracy
-    best = max((r.val_accuracy for r in history if r.val_accuracy is not None), default=None)
-    kept = _kept_epoch(method, recipe, history)
+    evaluation = result = None
+    if sets.test is not None and target.kind == "classes":
+        measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
+        evaluation = measure(base, domain, measured_batches(domain, sets.test))
+        result = evaluation.accuracy
+    elif sets.test is not None:
+        result = (evaluate if ranks is None else ranks.evaluate)(base, domain, sets.test)
     about = {"seed": seed, "data": data.name}
     if isinstance(data, DomainData):
         about |= likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
-    measured = {"val_accuracy": best, "test_accuracy": accuracy, "bits_per_weight": bits_per_weight(base, domain)}
-    domain.metrics = measured | {"kept_epoch": kept}
-    return Learned(domain, history, accuracy, evaluation)
+    best = target.best(record.val_accuracy for record in history)
+    measured = {f"val_{target.metric}": best, f"test_{target.metric}": result}
+    measured |= {"bits_per_weight": bits_per_weight(base, domain)}
+    domain.metrics = measured | {"kept_epoch": _kept_epoch(method, recipe, history, target)}
+    return Learned(domain, history, result, evaluation)
 
 
-def _kept_epoch(method: Method, recipe: Recipe, history: Sequence[EpochRecord]) -> int:
+def _kept_epoch(method: Method, recipe: Recipe, history: Sequence[EpochRecord], target: Target) -> int:
     """The epoch, counted from 1, that the domain is of: the last stage's best on val, or its last."""
-    before = sum(stage.share for stage in method.stages[:-1])
-    last = [record for record in history if record.epoch >= round(before * recipe.epochs)] or history
-    if recipe.selection == "last" or last[-1].val_accuracy is None:
-        return last[-1].epoch + 1
-    return max(last, key=lambda record: (record.val_accuracy or 0.0, -record.epoch)).epoch + 1
+    results = [record.val_accuracy for record in history]
+    if recipe.selection == "last" or results[-1] is None:
+        return len(history)
+    begin, before = 0, 0.0
+    for stage in method.stages[:-1]:
+        of_stage = results[begin : begin + recipe.stage(before, *stage).epochs]
+        begin, before = begin + epochs_until_stalled(of_stage, target, recipe.patience), before + stage.share
+    last = results[begin:] or results
+    return len(results) - len(last) + last.index(target.best(last)) + 1
 
 
 def _people_watch() -> bool:
@@ -186,7 +198,7 @@ def _people_watch() -> bool:
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
-def _shown(title: str, listener: Listener | None, *, asked: bool) -> Listener | None:
+def _shown(title: str, target: Target, listener: Listener | None, *, asked: bool) -> Listener | None:
     """The listener, and one that shows how training goes, where rich is there to do it."""
     try:
         from polymask.train.progress import LiveProgress
@@ -194,7 +206,8 @@ def _shown(title: str, listener: Listener | None, *, asked: bool) -> Listener | 
         if asked:
             raise TrainingError(f"progress needs rich ({error}); pip install 'polymask[cli]'") from error
         return listener
-    return LiveProgress(title) if listener is None else Together(LiveProgress(title), listener)
+    live = LiveProgress(title, target=target)
+    return live if listener is None else Together(live, listener)
 
 
 @contextmanager
@@ -223,13 +236,15 @@ def make_loaders(
 
     A test image is fed as `crops` pieces of it: 1, 5 or 10.
     """
+    data.target.check_balance(recipe.balance)
     spec = recipe.input(base_input, squash=data.squash)
     if recipe.mirror is not None:
         data = replace(data, mirror=recipe.mirror)
     caches = cache_domain(data, spec, folder=cache, progress=progress)
     augment, centre = train_transform(data, spec, scale=recipe.random_scale), eval_transform(data, spec)
     images = caches.train_val if recipe.train_on_val else caches.train
-    train = Loader(images, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)
+    sampler = recipe.balance == "sampler"
+    train = Loader(images, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True, balanced=sampler)
     val = None if recipe.train_on_val else Loader(caches.val, centre, batch_size=64)
     many = eval_transform(data, spec, crops=crops)
     test = None if caches.test is None else Loader(caches.test, many, batch_size=64)
@@ -280,6 +295,7 @@ def pretrain(
     recipe, place = get_recipe(recipe), choose_device(device or "cpu")
     if not isinstance(data, DomainData):
         data = load_data(data, seed=seed)
+    require_classes(data, "pretraining")
     with seeded(seed):
         net, spec = build(name, pretrained=False, classes=len(data.classes))
     spec = recipe.input(spec, squash=data.squash)
@@ -328,9 +344,9 @@ class NetworkLearner(Learner):
         images, labels = to_device(images, labels, self.device, channels_last=self.channels_last)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.recipe.autocast):
             logits = tensor_of(self.net(images))
-            loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+            loss = self.target.loss(logits, labels, self.recipe.label_smoothing)
         value = descend(loss, self.optimisers.values())
-        return Step(value, count_hits(logits, labels), len(labels))
+        return Step(value, self.target.tally(logits.detach(), labels), len(labels))
 
     def settle(self, train: Batches, epoch: int) -> None:
         """Nothing to do: the statistics of norms are what the steps have left."""

@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.parts import Objective, Stored
+from polymask.core.target import CLASSES, Target
 from polymask.data.batches import Batches
 from polymask.errors import TrainingError
 from polymask.train.descent import TapByTap, decay_pulls, descend, has_depthwise, learned_by, make_optimisers, set_rates
@@ -25,7 +25,10 @@ from polymask.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch: mean loss and accuracies in percent. `val_accuracy` is None without val."""
+    """One epoch: mean loss and accuracies in percent. `val_accuracy` is None without val.
+
+    For other targets than classes, these are what `Target.tally` and `Target.measure` give.
+    """
 
     epoch: int
     loss: float
@@ -37,7 +40,7 @@ class Step(NamedTuple):
     """What one step of training saw."""
 
     loss: float  # on average over the images
-    right: int  # images that were classified right, before the step
+    right: float  # images that were classified right, before the step; see `Target.tally`
     images: int
 
 
@@ -46,6 +49,7 @@ class Learner(ABC):
 
     recipe: Recipe
     optimisers: dict[str, Optimizer]
+    target: Target = CLASSES  # what is measured
 
     @property
     def saves(self) -> bool:
@@ -65,7 +69,7 @@ class Learner(ABC):
 
     @abstractmethod
     def measure(self, val: Batches) -> float:
-        """Accuracy in percent."""
+        """What its target is measured by: accuracy in percent, for classes."""
 
     @abstractmethod
     def stored(self) -> dict[str, Stored]:
@@ -104,6 +108,7 @@ class DomainLearner(Learner):
         optimisers: dict[str, Optimizer] | None = None,
     ) -> None:
         self.base, self.domain, self.recipe, self.objective = base, domain, recipe, objective
+        self.target = domain.target
         if optimisers is None:
             optimisers = make_optimisers(learned_by([domain], [objective]), recipe)
         self.optimisers = optimisers
@@ -119,7 +124,7 @@ class DomainLearner(Learner):
         images, labels = placed(images, labels, self.base, self.recipe)
         loss, logits = self.loss(images, labels)
         value = descend(loss, self.optimisers.values(), self.pulls)
-        return Step(value, count_hits(logits, labels), len(labels))
+        return Step(value, self.target.tally(logits.detach(), labels), len(labels))
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and its logits."""
@@ -127,7 +132,7 @@ class DomainLearner(Learner):
             with TapByTap() if self.depthwise else nullcontext():
                 features = self.domain.features(self.base, images)
             logits = self.domain.classify(features)
-            loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+            loss = self.target.loss(logits, labels, self.recipe.label_smoothing)
             if self.objective is not None:
                 loss = loss + self.objective(images, features)
         return loss, logits
@@ -227,7 +232,8 @@ class JointLearner(Learner):
 
     def note(self, record: EpochRecord) -> None:
         for history, (loss, right, seen), accuracy in zip(self.histories, self.sums, self.accuracies, strict=True):
-            history.append(replace(record, loss=loss / seen, train_accuracy=100 * right / seen, val_accuracy=accuracy))
+            shown = self.target.scale * right / seen
+            history.append(replace(record, loss=loss / seen, train_accuracy=shown, val_accuracy=accuracy))
         self.sums = [[0.0, 0, 0] for _ in self.domains]
 
     def stored(self) -> dict[str, Stored]:
@@ -269,11 +275,6 @@ def _passes(source: Batches, first: int) -> Iterator[tuple[Tensor, Tensor]]:
 def placed_batches(source: Batches, base: Base, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of one epoch, where the base is."""
     return (placed(images, labels, base, recipe) for images, labels in source.batches(0))
-
-
-def count_hits(logits: Tensor, labels: Tensor) -> int:
-    """How many images got their own class."""
-    return int((logits.argmax(1) == labels).sum())
 
 
 def placed(images: Tensor, labels: Tensor, base: Base, recipe: Recipe) -> tuple[Tensor, Tensor]:

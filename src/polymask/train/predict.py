@@ -25,22 +25,30 @@ from torch.nn.functional import normalize
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
+from polymask.core.target import CLASSES, Target
 from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import Split
 from polymask.errors import BaseError, DomainError, InputError
-from polymask.train.evaluation import Answer, Evaluation, from_answers
+from polymask.train.evaluation import Answer, Evaluation, NamedResults, from_answers
 
 Network = Callable[[Tensor], Tensor]
 
 
+def all_labels(batches: Batches) -> Tensor:
+    """The labels of all images; their pixels are read only where the batches do not say."""
+    known = getattr(batches, "labels", None)
+    return known if isinstance(known, Tensor) else torch.cat([labels for _, labels in batches.batches()])
+
+
 def evaluate(base: Base, domain: Domain, data: Any) -> float:
-    """Accuracy in percent.
+    """What the domain's target is measured by: accuracy in percent, for classes.
 
     `data` gives (image, label): batches of `make_loaders`, a DataLoader, a Dataset, a Hugging Face dataset, or a dict
     or tuple of these, whose test (else val, else train) counts.
     """
-    return accuracy(network(base, domain), measured_batches(domain, data), base.placed)
+    found = outputs(network(base, domain), measured_batches(domain, data).batches(), base.placed, domain.target)
+    return domain.target.measure(*found)
 
 
 def measured_batches(domain: Domain, data: Any) -> Batches:
@@ -56,6 +64,14 @@ def evaluate_in_detail(base: Base, domain: Domain, data: Any, *, hardest: int = 
     `hardest` are those whose own class has the lowest probability. `data` is as for `evaluate`.
     """
     return examine(base, domain, measured_batches(domain, data).batches(), hardest)
+
+
+def evaluate_by_name(base: Base, domain: Domain, batches: Batches) -> NamedResults:
+    """What `evaluate` gives, and the same for each label or value of the domain."""
+    target = domain.target
+    found = outputs(network(base, domain), batches.batches(), base.placed, target)
+    by_name = dict(zip(domain.classes or [], target.by_name(*found), strict=True))
+    return NamedResults(target.metric, target.measure(*found), len(found[1]), by_name)
 
 
 def examine(base: Base, domain: Domain, pairs: Iterable[tuple[Tensor, Tensor]], hardest: int) -> Evaluation:
@@ -82,18 +98,18 @@ def examine(base: Base, domain: Domain, pairs: Iterable[tuple[Tensor, Tensor]], 
 
 def accuracy(net: Network, batches: Batches, placed: Network) -> float:
     """Accuracy of a network in percent; `placed` puts images on its device, in its type."""
-    right, total = count_right(net, batches.batches(), placed)
-    return 100 * right / total
+    return CLASSES.measure(*outputs(net, batches.batches(), placed, CLASSES))
 
 
-def count_right(net: Network, batches: Iterable[tuple[Tensor, Tensor]], placed: Network) -> tuple[int, int]:
-    """How many images a network classifies right, and of how many."""
-    right = total = 0
+def outputs(
+    net: Network, batches: Iterable[tuple[Tensor, Tensor]], placed: Network, target: Target
+) -> tuple[Tensor, Tensor]:
+    """What must be kept of a network's outputs to measure them by a target, and what is true of the images."""
+    kept, truth = [], []
     for images, labels in batches:
-        guesses = logits(net, placed(images)).argmax(1).cpu()
-        right += int((guesses == labels).sum())
-        total += len(labels)
-    return right, total
+        kept.append(target.kept(logits(net, placed(images))).cpu())
+        truth.append(labels.cpu())
+    return torch.cat(kept), torch.cat(truth)
 
 
 def network(base: Base, domain: Domain) -> Network:
@@ -120,32 +136,38 @@ def logits(net: Network, images: Tensor) -> Tensor:
     return found.view(*images.shape[:2], -1).mean(1) if images.ndim == 5 else found
 
 
-def likeliest(probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[str, float]]:
-    """The classes that have the largest of an image's probabilities (classes,), the largest first."""
-    values, places = probabilities.topk(min(top, len(classes)))
-    return [(classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
-
-
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """What a domain sees on one image: its likeliest classes with their probabilities, the likeliest first."""
+    """What a domain sees on one image: its likeliest classes with their probabilities, the likeliest first.
+
+    `labels` are those that are likelier than not, where images have several. `values` are the numbers of a domain that
+    learned numbers, by their names; `top` is empty then.
+    """
 
     image: str  # its path, or which one it was
     domain: str
     top: tuple[tuple[str, float], ...]
+    labels: tuple[str, ...] | None = None
+    values: Mapping[str, float] | None = None
 
     @property
     def label(self) -> str:
         """The likeliest class."""
-        return self.top[0][0]
+        return self._first()[0]
 
     @property
     def probability(self) -> float:
         """How likely that class is, from 0 to 1."""
-        return self.top[0][1]
+        return self._first()[1]
+
+    def _first(self) -> tuple[str, float]:
+        if not self.top:
+            raise DomainError(f"domain {self.domain} gives numbers, not classes; look at `values`")
+        return self.top[0]
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{label} {100 * probability:.1f} %" for label, probability in self.top)
+        shares = shares or ", ".join(f"{name} {value:.4g}" for name, value in (self.values or {}).items())
         return f"Prediction({self.image}: {shares})"
 
 
@@ -171,9 +193,15 @@ def predict_images(
     for start in range(0, len(contents), batch_size):
         some = range(start, min(start + batch_size, len(contents)))
         crops = [preprocess.read(contents[i], origins[i]) for i in some]
-        shares = logits(net, base.placed(preprocess.batch(crops))).softmax(1).cpu()
-        for i, probabilities in zip(some, shares, strict=True):
-            yield Prediction(origins[i], name, tuple(likeliest(probabilities, domain.classes, top)))
+        answers = domain.target.answers(logits(net, base.placed(preprocess.batch(crops)))).cpu()
+        for i, answer in zip(some, answers, strict=True):
+            yield _prediction(origins[i], name, domain.target.said(answer, domain.classes, top))
+
+
+def _prediction(image: str, domain: str, said: Mapping[str, Any]) -> Prediction:
+    top = tuple((guess["class"], guess["probability"]) for guess in said.get("top", ()))
+    labels = tuple(said["labels"]) if "labels" in said else None
+    return Prediction(image, domain, top, labels, said.get("values"))
 
 
 def _origin(number: int, image: Any) -> str:
@@ -190,16 +218,16 @@ class Classifier:
 
     def __init__(self, base: Base, domain: Domain) -> None:
         self.net, self.placed = network(base, domain), base.placed
-        self.preprocess = Preprocess(domain.input)
+        self.preprocess, self.target = Preprocess(domain.input), domain.target
 
     def __call__(self, files: Sequence[Path | bytes]) -> Tensor:
-        """The probabilities (N, classes) of N image files, given by path or as their bytes."""
+        """The probabilities (N, classes), or values, of N image files, given by path or as their bytes."""
         images = self.placed(self.preprocess.batch([self.preprocess.read(file) for file in files]))
-        return logits(self.net, images).softmax(1).cpu()
+        return self.target.answers(logits(self.net, images)).cpu()
 
 
 def predict_files(base: Base, domain: Domain, files: Sequence[Path], *, batch_size: int = 32) -> Iterator[Tensor]:
-    """The probabilities (classes,) of each image file, in order."""
+    """The probabilities (classes,), or values, of each image file, in order."""
     classify = Classifier(base, domain)
     for start in range(0, len(files), batch_size):
         yield from classify(files[start : start + batch_size])

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from polymask.core.target import CLASSES, Target
 from polymask.train.fit import Listener
 from polymask.train.learner import EpochRecord
 from polymask.train.recipe import Recipe
@@ -56,17 +57,24 @@ class LiveBar(Listener):
 
 
 class LiveProgress(LiveBar):
-    """The bar, and one line for every epoch that is done."""
+    """The bar, and one line for every epoch that is done, with what `target` is measured by."""
+
+    def __init__(self, title: str, console: Console | None = None, target: Target = CLASSES) -> None:
+        super().__init__(title, console)
+        self.target = target
 
     def epoch(self, record: EpochRecord, seconds: float) -> None:
-        val = "" if record.val_accuracy is None else f"  val {record.val_accuracy:6.2f} %"
+        val = "" if record.val_accuracy is None else f"  val {self.target.text(record.val_accuracy, width=6)}"
         ones = "" if self.density is None else f"  {100 * self.density:5.1f} % ones"
         self.console.print(
             f"  epoch {record.epoch + 1:2d}/{self.epochs}  loss {record.loss:6.3f}  "
-            f"train {record.train_accuracy:6.2f} %{val}{ones}  {seconds:5.1f} s",
+            f"train {self.target.text(record.train_accuracy, width=6)}{val}{ones}  {seconds:5.1f} s",
             soft_wrap=True,
             markup=False,
         )
+
+    def stopped(self, why: str) -> None:
+        self.console.print(f"  {why}", soft_wrap=True, markup=False)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from polymask.data.batches import Batches
 from polymask.errors import LostProcess, TrainingError
 from polymask.train.descent import descend, set_rates
 from polymask.train.fit import Stop
-from polymask.train.learner import DomainLearner, Step, count_hits, placed
+from polymask.train.learner import DomainLearner, Step, placed
 from polymask.train.ranks import Ranks, Shard, losses_explained
 from polymask.train.recipe import Recipe
 
@@ -197,7 +197,7 @@ class SharedLearner(DomainLearner):
         images, labels = placed(images, labels, self.base, self.recipe)
         with self._norms():
             loss, logits = self.shared_loss(images, labels)
-        right = count_hits(logits, labels) if counted else 0
+        right = self.target.tally(logits.detach(), labels) if counted else 0
         mine = [counted, loss.item() * counted if counted else 0.0, right, self.session.asked.is_set()]
         total, summed, right_of_all, asked = self.ranks.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         if asked:
@@ -207,7 +207,7 @@ class SharedLearner(DomainLearner):
                 # A gradient that is laid out otherwise than its parameter is copied.
                 warnings.filterwarnings("ignore", "Grad strides do not match")
                 descend(loss * (counted / total), self.optimisers.values(), self.pulls)
-        return Step(summed / total, int(right_of_all), int(total))
+        return Step(summed / total, right_of_all, int(total))
 
     def end_epoch(self) -> None:
         """Combine what the norms have seen in all processes, unless they saw it together."""

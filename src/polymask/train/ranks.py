@@ -23,7 +23,7 @@ from polymask.data.loader import Loader
 from polymask.errors import LostProcess, TrainingError
 from polymask.files import digest
 from polymask.train.evaluation import Evaluation, joined
-from polymask.train.predict import count_right, examine, network
+from polymask.train.predict import examine, network, outputs
 from polymask.train.state import Run
 
 if TYPE_CHECKING:
@@ -209,11 +209,17 @@ class Ranks:
                     )
 
     def evaluate(self, base: "Base", domain: "Domain", batches: Batches) -> float:
-        """Accuracy in percent; every process looks at its piece."""
-        pieces = Shard(batches, self.rank, self.world).counted_batches()
-        counts = count_right(network(base, domain), pieces, base.placed)
-        right, total = self.sum(torch.tensor(counts, dtype=torch.float64)).tolist()
-        return float(100 * right / total)
+        """What `polymask.evaluate` gives; every process looks at its piece."""
+        shard, counts = Shard(batches, self.rank, self.world), list[bool]()
+
+        def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+            for images, labels in shard.batches():
+                counts.extend([shard.counted > 0] * len(labels))
+                yield images, labels
+
+        found = outputs(network(base, domain), pieces(), base.placed, domain.target)
+        mine = [each[torch.tensor(counts)] for each in found]  # over all ranks every image once
+        return domain.target.measure(*(torch.cat(self._gather_rows(each)).cpu() for each in mine))
 
     def evaluate_in_detail(self, base: "Base", domain: "Domain", batches: Batches, hardest: int = 12) -> Evaluation:
         """The same as one process would find; every process looks at its piece."""
@@ -246,13 +252,18 @@ class Ranks:
         size = tensor.numel() * tensor.element_size()
         self.bytes_sent[purpose] = self.bytes_sent.get(purpose, 0) + size
 
+    def _gather_rows(self, rows: Tensor, purpose: str = "counts") -> list[Tensor]:
+        """A tensor of every process; they may differ in length."""
+        rows = rows.to(self.device)
+        lengths = [int(length) for length in self.gather(torch.tensor([len(rows)], device=self.device), purpose)]
+        padded = rows.new_zeros(max(lengths), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = self.gather(padded, purpose)
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
     def _gather_text(self, text: str) -> list[str]:
-        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
-        lengths = [int(length) for length in self.gather(torch.tensor([len(data)], device=self.device))]
-        padded = data.new_zeros(max(lengths))
-        padded[: len(data)] = data
-        parts = self.gather(padded, "facts")
-        return [bytes(part[:length].tolist()).decode() for part, length in zip(parts, lengths, strict=True)]
+        parts = self._gather_rows(torch.tensor(list(text.encode()), dtype=torch.uint8), "facts")
+        return [bytes(part.tolist()).decode() for part in parts]
 
 
 @contextmanager

@@ -27,6 +27,8 @@ Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["step", "cosine"]
 Selection = Literal["best", "last"]
 Norms = Literal["own", "shared", "affine", "stats"]
+Balance = Literal["weights", "sampler"]
+_NEWER = ("balance", "patience")  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
 DECAYS = ("transform_decay", "weight_decay", "head_decay")
 ALSO_CALLED = {  # elsewhere; for errors that say what a field is called here
@@ -146,6 +148,10 @@ class Recipe:
     """Momentum of the norms' statistics; as the method says unless given."""
     norm_reestimate: bool | None = None
     """Measure the norms' statistics again after training; as the method says unless given."""
+    balance: Balance | None = None
+    """How rare classes are made up for: they count more in the loss (weights), or are drawn more often (sampler)."""
+    patience: int | None = None
+    """Stop after so many epochs without a better result on val; train for all epochs unless given."""
     selection: Selection = "best"
     """Which epoch is kept: the best on val, or the last."""
     train_on_val: bool = False
@@ -162,7 +168,7 @@ class Recipe:
         for one in fields(self):
             if not _fits(value := getattr(self, one.name), one.type):
                 raise RecipeError(f"{one.name}={value!r} is not {_described(one.type)}")
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size") if self.patience is None else ("epochs", "batch_size", "patience"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("side", "resized"):
@@ -178,6 +184,8 @@ class Recipe:
             raise RecipeError(f"label_smoothing={self.label_smoothing} must be in [0, 1)")
         if self.train_on_val and self.selection == "best":
             raise RecipeError("train_on_val leaves no val to select on; set selection='last'")
+        if self.train_on_val and self.patience is not None:
+            raise RecipeError("train_on_val leaves no val to be patient with; leave patience out")
 
     def factor(self, epoch: float) -> float:
         """What the rates are multiplied by, `epoch` epochs (and a fraction) into training."""
@@ -230,8 +238,8 @@ class Recipe:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object that `Recipe(**object)` reads back."""
-        return asdict(self)
+        """A JSON object that `Recipe(**object)` reads back. Newer fields are there only where they are given."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _NEWER}
 
 
 _SLOW: dict[str, Any] = {"epochs": 120, "batch_size": 128, "optimiser": "sgd", "rate": 0.1, "weight_decay": 1e-4}

@@ -21,6 +21,7 @@ from polymask.core.domain import Domain
 from polymask.core.method import Method
 from polymask.core.network import digest_tensors
 from polymask.core.parts import Stored
+from polymask.core.target import Target
 from polymask.data.batches import Batches
 from polymask.data.loader import Loader
 from polymask.errors import InterruptedTraining, PolymaskError
@@ -96,7 +97,8 @@ class Run:
         self.stage = self.epochs_before = 0
         self.epoch = self.step = 0
         self.loss = 0.0
-        self.right = self.seen = 0
+        self.right: float = 0
+        self.seen = 0
         self.history: list[EpochRecord] = []
         self.best: dict[str, Stored] | None = None
         self.best_accuracy = -1.0
@@ -119,13 +121,23 @@ class Run:
 
     def finish_epoch(self, learner: Learner, accuracy: float | None) -> None:
         """Put the epoch in the history, keep what was learned if it is the best so far, and go on to the next."""
-        epoch, right = self.epochs_before + self.epoch, 100 * self.right / self.seen
-        self.history.append(EpochRecord(epoch, self.loss / self.seen, right, accuracy))
+        epoch, shown = self.epochs_before + self.epoch, learner.target.scale * self.right / self.seen
+        self.history.append(EpochRecord(epoch, self.loss / self.seen, shown, accuracy))
         self.epoch, self.step = self.epoch + 1, 0
         self.loss, self.right, self.seen = 0.0, 0, 0
         learner.note(self.history[-1])
-        if accuracy is not None and learner.recipe.selection == "best" and accuracy > self.best_accuracy:
+        if accuracy is None or learner.recipe.selection != "best":
+            return
+        if self.best is None or learner.target.better(accuracy, self.best_accuracy):
             self.best, self.best_accuracy = copied(learner.stored()), accuracy
+
+    def stalled(self, learner: Learner) -> int | None:
+        """The best epoch so far of this stage, where the recipe's patience has ended since; else None."""
+        found = [record.val_accuracy for record in self.history[self.epochs_before :]]
+        best, patience = learner.target.best(found), learner.recipe.patience
+        if best is None or patience is None or len(found) - 1 - found.index(best) < patience:
+            return None
+        return self.epochs_before + found.index(best)
 
     def save(self, learner: Learner) -> None:
         """Write all that is needed to go on from here, if there is a file for it and it is this learner's to write."""
@@ -225,9 +237,23 @@ def _mean(values: list[Any]) -> Any:
     return None if None in values else sum(values) / len(values)
 
 
+def epochs_until_stalled(results: Sequence[float | None], target: Target, patience: int | None) -> int:
+    """How many of a stage's epochs are run, by what they would give on val."""
+    best = 0
+    for epoch, result in enumerate(results):
+        first = results[best]
+        if result is None or first is None or patience is None:
+            return len(results)
+        best = epoch if target.better(result, first) else best
+        if epoch - best >= patience:
+            return epoch + 1
+    return len(results)
+
+
 def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What a run is that trains a domain."""
-    return settings_identity(domain.method, domain.fingerprint, domain.classes, recipe, seed)
+    settings = settings_identity(domain.method, domain.fingerprint, domain.classes, recipe, seed)
+    return settings | ({"target": note} if (note := domain.target.note()) else {})
 
 
 def settings_identity(
