@@ -51,12 +51,6 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": page})
 
 
-@pytest.mark.slow
-def test_the_examples_of_the_tutorial_for_researchers_run_in_order(tmp_path):
-    code = "\n".join(examples(DOCS / "tutorial-research.md"))
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_example_is_python(page):
     for block in examples(page):

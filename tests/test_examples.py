@@ -1,6 +1,7 @@
 """Each example runs by the command that its first line names."""
 
 import ast
+import json
 import os
 import shlex
 import subprocess
@@ -33,6 +34,48 @@ def test_the_page_of_examples_names_each_and_its_command(example):
     page = (ROOT / "docs" / "examples.md").read_text()
     assert f"`examples/{example.name}`" in page
     assert f"\n    {command(example)}\n" in page
+
+
+def notebook_cells() -> list[dict]:
+    notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())
+    assert notebook["nbformat"] == 4
+    return notebook["cells"]
+
+
+def test_the_notebook_has_ten_cells_without_outputs_and_is_on_the_page_of_examples():
+    cells = notebook_cells()
+    assert len(cells) == 10
+    assert not any(cell.get("outputs") for cell in cells)
+    assert "`examples/quickstart.ipynb`" in (ROOT / "docs" / "examples.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_notebook_run_in_order_from_an_empty_folder(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    code = ["".join(cell["source"]) for cell in notebook_cells() if cell["cell_type"] == "code"]
+    # Each cell shows the value of its last line, as a notebook does: the reprs run too.
+    shown = (
+        "import ast, json, sys\n"
+        "names = {'__name__': '__main__'}\n"
+        "for cell in json.load(sys.stdin):\n"
+        "    *before, last = ast.parse(cell).body\n"
+        "    exec(compile(ast.Module(before, []), 'cell', 'exec'), names)\n"
+        "    kind = 'eval' if isinstance(last, ast.Expr) else 'exec'\n"
+        "    tree = ast.Expression(last.value) if kind == 'eval' else ast.Module([last], [])\n"
+        "    value = eval(compile(tree, 'cell', kind), names)\n"
+        "    picture = getattr(value, '_repr_png_', None)\n"
+        "    print(f'{len(picture())} bytes' if picture else repr(value))\n"
+    )
+    given = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    command = [sys.executable, "-c", shown]
+    how = {"cwd": folder, "env": given, "capture_output": True, "text": True, "timeout": 900}
+    run = subprocess.run(command, input=json.dumps(code), **how)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "Base(efficientnet-lite0: " in run.stdout
+    assert "Learned(affine-full on efficientnet-lite0, 5 classes: 4 epochs, " in run.stdout
+    assert "Prediction(images/" in run.stdout
+    assert (folder / "library/digits.safetensors").is_file()
 
 
 @pytest.mark.slow

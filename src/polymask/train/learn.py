@@ -5,6 +5,7 @@ is no domain yet: every parameter learns by one optimiser. The loop, its checkpo
 promises are those that domains are trained by (`fit.run_epochs`).
 """
 
+import io
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +86,16 @@ class Learned:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise TrainingError(f"a plot needs matplotlib ({error}); pip install 'polymask[plot]'") from error
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
+
+        class Curves(Figure):
+            """A figure that a notebook shows, whatever matplotlib's backend."""
+
+            def _repr_png_(self) -> bytes:
+                file = io.BytesIO()
+                self.savefig(file, format="png")
+                return file.getvalue()
+
+        figure = Curves(figsize=(9, 3.2), layout="constrained")
         losses, accuracies = figure.subplots(1, 2)
         epochs = [record.epoch + 1 for record in self.history]
         losses.plot(epochs, [record.loss for record in self.history], marker="o")
