@@ -130,10 +130,13 @@ def test_importing_reports_loads_nothing_heavy() -> None:
 
 def test_a_method_has_one_look_in_every_figure_and_under_every_name() -> None:
     alone = method_styles(["affine-full"])["affine-full"]
-    among = method_styles(["finetune", "mine", "Full", "Full (k0=1)", "PackNet ↓"])
+    among = method_styles(["finetune", "mine", "Full", "Full (k0=1)", "PackNet ↓", "PackNet ↑"])
     assert among["Full"] == alone
+    assert among["Full (k0=1)"].colour == alone.colour
     assert among["PackNet ↓"] == method_styles(["packnet"])["packnet"]
-    assert len(set(among.values())) == 5
+    assert among["PackNet ↑"].colour == among["PackNet ↓"].colour
+    assert among["mine"] == method_styles(["mine"])["mine"]
+    assert len(set(among.values())) == 6
 
 
 def test_the_figures_of_the_demo_agree_on_the_colours_of_methods(result: DemoResult) -> None:

@@ -15,9 +15,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
+from zlib import crc32
 
 from polymask.benchmarks.records import method_of
 from polymask.errors import PolymaskError
@@ -201,21 +202,18 @@ def style_of(index: int) -> SeriesStyle:
 
 
 def method_styles(labels: Iterable[str]) -> dict[str, SeriesStyle]:
-    """The look of each method, named as it is or as tables call it: the same in every figure.
+    """The look of each method, named as it is or as tables call it: its colour is the same in every figure.
 
-    A method that is not listed, or that is there twice with other options, takes a look that is free.
+    One that is there again, with other options or in another order, keeps the colour and has another marker and dash.
     """
-    indices: dict[str, int] = {}
-    others = []
-    for label in labels:
-        known = _METHODS.index(method) if (method := method_of(label)) in _METHODS else None
-        if known is None or known in indices.values():
-            others.append(label)
-        else:
-            indices[label] = known
-    free = (index for index in count() if index not in list(indices.values()))
-    looks = indices | {label: next(free) for label in others}
-    return {label: style_of(looks[label]) for label in [*indices, *others]}
+    styles: dict[str, SeriesStyle] = {}
+    seen: dict[str, int] = {}
+    for label in dict.fromkeys(labels):
+        method = method_of(label)
+        again = seen[method] = seen.get(method, -1) + 1
+        index = _METHODS.index(method) if method in _METHODS else crc32(method.encode("utf-8", "replace"))
+        styles[label] = style_of(index + again * len(SERIES))
+    return styles
 
 
 def draw_line(axes: "Axes", x: Sequence[float], y: Sequence[float], style: SeriesStyle) -> None:
