@@ -36,6 +36,8 @@ def record(result) -> LearnRecord:
         components={"mask": 3_000_000, "head": 40_000},
         command="polymask learn animals --data pictures",
         environment={"torch": "2.13.0"},
+        kept_epoch=2,
+        value=found.accuracy,
         evaluation=found,
         pictures=(picture,),
     )
@@ -79,12 +81,22 @@ def test_the_report_is_one_file_in_which_names_stay_text(run):
 
 
 def test_a_run_without_held_out_images_has_curves_and_sizes(run, record):
-    replace(record, evaluation=None, pictures=()).write(run)
+    replace(record, evaluation=None, value=None, pictures=()).write(run)
     log_of(run, None, None)
     page = Page(write_learn_report(run)[1].read_text())
     assert "Accuracy on training images" in page.text
     assert "What it confuses" not in page.text
     assert "What it costs" in page.text
+
+
+def test_a_domain_that_is_measured_otherwise_is_reported_by_its_own_number(run, record):
+    replace(record, evaluation=None, pictures=(), metric="mean error", unit="", value=0.125).write(run)
+    log_of(run, 0.9, 0.2)
+    page = Page(write_learn_report(run)[1].read_text())
+    assert "The mean error is 0.125 on 30 test images" in page.text
+    assert "Mean error on validation images" in page.text
+    assert "The pack is what epoch 2 left, with 0.2 on validation" in page.text
+    assert "validation mean error" in page.text
 
 
 def test_epochs_that_were_repeated_after_an_interruption_count_once(run):

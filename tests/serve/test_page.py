@@ -3,6 +3,7 @@
 import pytest
 
 from browser import chromium
+from polymask.core.registry import new_domain
 from serving import TOKEN, library, make_app, pack, picture, running
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,21 @@ def test_an_image_that_the_browser_cannot_show_is_still_answered(page):
     page.wait_for("document.querySelector('.answer .bars')")
     assert page.wait_for("document.querySelector('#drop .unseen')?.innerText").startswith("TIFF file")
     assert page.run("return document.querySelectorAll('#drop img').length") == 0
+
+
+def test_a_domain_of_values_answers_with_its_numbers(site, tmp_path):
+    from polymask.core.target import ValueTarget
+    from serving import BASE
+
+    domain = new_domain(
+        BASE, "classifier-only", ["age", "height"], target=ValueTarget(mean=(40.0, 170.0), std=(5.0, 9.0))
+    )
+    domain.frozen().save(tmp_path / "library" / "people.safetensors")
+    site.wait_for(f"{CARDS} === 'd0,d1,people'")
+    site.click("[data-name=people] .use")
+    site.drop(picture(), "a.png", "image/png")
+    site.wait_for("document.querySelectorAll('.answer .ranking li').length === 2")
+    assert site.text(".answer .ranking").split()[::2] == ["age", "height"]
 
 
 def test_an_empty_library_says_how_to_fill_it(browser, tmp_path):

@@ -22,8 +22,14 @@ _LINEAR = 5.0  # points to both sides of 0 that are drawn to scale
 _TICKS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 
-def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, images: str = "validation") -> str:
-    """Accuracy on some images, and below it the training loss: a line for each method."""
+def accuracy_and_loss(
+    curves: Mapping[str, Sequence[EpochPoint]],
+    *,
+    name: str,
+    images: str = "validation",
+    measure: str = "accuracy, %",
+) -> str:
+    """Accuracy, or what else is measured, on some images, and below it the training loss: a line for each method."""
     points = [point for curve in curves.values() for point in curve]
     last = max((point.epoch for point in points), default=1)
     lowest = min((point.val_accuracy for point in points), default=0.0)
@@ -36,7 +42,10 @@ def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, 
             epochs = [point.epoch for point in curve]
             canvas.draw_line(accuracy, epochs, [point.val_accuracy for point in curve], styles[label])
             canvas.draw_line(loss, epochs, [point.loss for point in curve], styles[label])
-        accuracy.set_ylim(max(0, 10 * floor((lowest - 5) / 10)), 100)
+        if measure.endswith("%"):
+            accuracy.set_ylim(max(0, 10 * floor((lowest - 5) / 10)), 100)
+        else:
+            accuracy.set_ylim(bottom=0)
         loss.set_ylim(bottom=0)
         for axes in (accuracy, loss):
             axes.set_xlim(0.7, last + 0.3)
@@ -45,12 +54,12 @@ def accuracy_and_loss(curves: Mapping[str, Sequence[EpochPoint]], *, name: str, 
         _few_ticks(loss, 2)
         accuracy.tick_params(labelbottom=False)
         loss.set_xlabel("epoch")
-        canvas.heading(accuracy, f"{images} accuracy, %")
+        canvas.heading(accuracy, f"{images} {measure}")
         canvas.heading(loss, "training loss")
         ends = {label: curve[-1].val_accuracy for label, curve in curves.items()}
         canvas.end_labels(accuracy, ends, styles)
-        told = ", ".join(f"{label} {end:.1f} %" for label, end in ends.items())
-        return page.svg(name, f"Learning curves; {images} accuracy at the end: {told}.")
+        told = ", ".join(f"{label} {end:.1f}" for label, end in ends.items())
+        return page.svg(name, f"Learning curves; {images} {measure}, at the end: {told}.")
 
 
 def density_by_depth(layers: Mapping[str, Sequence[LayerStatistics]], *, name: str) -> str:

@@ -58,6 +58,10 @@ class LearnRecord:
     components: Mapping[str, int]  # bits of the pack
     command: str
     environment: Mapping[str, str]
+    metric: str = "accuracy"  # what it was measured by, in words
+    unit: str = " %"
+    value: float | None = None  # on `split`
+    kept_epoch: int | None = None  # whose domain the pack is
     split: str = "test"  # what was evaluated
     evaluation: Evaluation | None = None
     pictures: tuple[bytes, ...] = field(default=(), repr=False)  # of the hardest images
@@ -101,11 +105,10 @@ def record_learning(
     from polymask.train.predict import evaluate_in_detail
 
     split, held_out, found = "test", loaders.test, learned.evaluation
-    if data.target.kind != "classes":
-        held_out = None  # what is confused with what has no meaning there
-    elif found is None and held_out is None and loaders.val is not None:
+    if held_out is None and loaders.val is not None:
         split, held_out = "val", loaders.val
-        found = evaluate_in_detail(base, learned.domain, loaders.val)
+        if data.target.kind == "classes":  # elsewhere nothing is confused with anything
+            found = evaluate_in_detail(base, learned.domain, loaders.val)
     answers = found.hardest if found is not None and held_out is not None else ()
     tensors = [tensor for _, tensor in named_tensors(base.net)]
     return LearnRecord(
@@ -119,6 +122,10 @@ def record_learning(
         bits_per_weight=bits_per_weight(base, learned.domain),
         components=component_bits(learned.domain),
         command=command,
+        metric=data.target.title,
+        unit=data.target.unit,
+        value=learned.domain.metrics.get(f"{split}_{data.target.metric}"),
+        kept_epoch=learned.domain.metrics.get("kept_epoch"),
         environment={"polymask": __version__, "torch": torch.__version__, "python": platform.python_version()},
         split=split,
         evaluation=found,
@@ -182,29 +189,27 @@ def learn_page(record: LearnRecord, log: tuple[Mapping[str, Any], Sequence[Mappi
         seed=header.get("seed"),
         data=header.get("data"),
         images=images,
-        best=_best(header, curve) if held_out else None,
+        kept=next((point for point in curve if point.epoch == record.kept_epoch), None) if held_out else None,
         sizes=sizes,
         hardest=[ExampleImage(picture, answer.truth, answer.top) for answer, picture in answers],
         confused=most_confused(found) if found else [],
         classes=class_table(found) if found else None,
         shown=min(_MOST_CELLS, len(found.classes)) if found else 0,
-        curves=figures.accuracy_and_loss({record.method: curve}, name="curves", images=images) if curve else "",
+        curves=_curves(record, curve, images) if curve else "",
         matrix=confusion_matrix(found, name="matrix") if found else "",
         bits=bits_by_component({record.name: record.components}, name="bits") if record.components else "",
     )
+
+
+def _curves(record: LearnRecord, curve: Sequence[EpochPoint], images: str) -> str:
+    measure = record.metric + {" %": ", %"}.get(record.unit, record.unit)
+    return figures.accuracy_and_loss({record.method: curve}, name="curves", images=images, measure=measure)
 
 
 def _points(epochs: Sequence[Mapping[str, Any]], measure: str) -> list[EpochPoint]:
     """The curve, counted through all stages of the training."""
     known = [entry for entry in epochs if entry.get("loss") is not None and entry.get(measure) is not None]
     return [EpochPoint(entry["epoch"] + 1, entry["loss"], entry[measure]) for entry in known]
-
-
-def _best(header: Mapping[str, Any], curve: Sequence[EpochPoint]) -> EpochPoint | None:
-    """The epoch that the pack is of: the best on validation, where the recipe chooses so."""
-    if not curve or header.get("recipe", {}).get("selection") != "best":
-        return None
-    return max(curve, key=lambda point: (point.val_accuracy, -point.epoch))
 
 
 def most_confused(found: Evaluation, most: int = 6) -> list[tuple[int, int, str, str]]:

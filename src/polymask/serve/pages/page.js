@@ -143,8 +143,16 @@ function showSeveral(images, places) {
     }
     const [image] = found.answer.images;
     const domain = found.answer.domain || image.domain;
-    said.replaceChildren(element("p", "note", domain), barsOf(image.top.slice(0, 2)));
+    said.replaceChildren(element("p", "note", domain), saidOf(image, 2));
   });
+}
+
+/* Classes or labels as bars; the numbers of a domain of values by their names. */
+function saidOf(image, most) {
+  if (!image.values) return barsOf(image.top.slice(0, most));
+  return element("ul", "ranking", Object.entries(image.values).map(([name, value]) => element("li", "", [
+    element("span", "", name), element("span", "", String(Number(value.toPrecision(4))).replace("-", "−")),
+  ])));
 }
 
 function barsOf(guesses) {
@@ -164,7 +172,7 @@ function showAnswer(answer, milliseconds) {
   const name = answer.domain || image.domain;
   const times = `${round(answer.milliseconds)}\u00a0ms in the server, ${round(milliseconds)}\u00a0ms in all`;
   const how = answer.warm === false ? "; the domain was cold" : "";
-  const parts = [element("h2", "", name), element("p", "note", times + how), barsOf(image.top)];
+  const parts = [element("h2", "", name), element("p", "note", times + how), saidOf(image)];
   if (image.ranking && image.ranking.length > 1) {
     const rows = image.ranking.slice(0, 6).map((one) => element("li", "", [
       element("span", "", one.domain), element("span", "", one.score.toFixed(2).replace("-", "−")),
