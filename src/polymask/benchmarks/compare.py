@@ -262,6 +262,7 @@ class Point:
     value: float  # the score, or the mean accuracy in percent
     on_frontier: bool = False
     still: bool = False  # its masks did not move, on some domain at least
+    is_reference: bool = False  # scores are measured against it, so its own says nothing
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ class Frontier:
     """The rows that are complete, smallest first, and what they are compared by.
 
     On it are those for which nobody else is as small and as good. Rows whose masks did not move are left out: their
-    quality is not that of what they store.
+    quality is not that of what they store. So is the row that scores are measured against.
     """
 
     measure: Literal["score", "mean accuracy"]
@@ -293,10 +294,11 @@ def find_frontier(table: ResultTable) -> Frontier:
         value = row.whole_score if scored else row.mean
         overhead = row.overhead(len(table.plan.domains))
         if value is not None and row.params is not None and overhead is not None:
-            points.append(Point(row.label, row.params, overhead, value, still=bool(row.still)))
+            measured_by = scored and not table.reference.official and row.method.partition(":")[0] == "finetune"
+            points.append(Point(row.label, row.params, overhead, value, False, bool(row.still), measured_by))
     points.sort(key=lambda point: (point.params, -point.value))
-    compared = [point for point in points if not point.still]
-    placed = tuple(replace(p, on_frontier=not p.still and not _is_beaten(p, compared)) for p in points)
+    compared = [point for point in points if not point.still and not point.is_reference]
+    placed = tuple(replace(p, on_frontier=p in compared and not _is_beaten(p, compared)) for p in points)
     return Frontier("score" if scored else "mean accuracy", placed)
 
 

@@ -7,6 +7,7 @@ sense, 130 stopped on request with everything saved.
 
 import os
 import sys
+import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    warnings.formatwarning = lambda message, *_, **__: f"polymask: {message}\n"  # a line, not one of our files
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -54,7 +56,7 @@ def _run(words: list[str]) -> int:
             )
         return verb.execute()
     except InterruptedTraining as stopped:
-        return _explain(str(stopped), 130)
+        return _explain(str(stopped).replace("the same again with resume", "the same command"), 130)
     except (PolymaskError, ImportError) as error:
         if verb.debug:
             raise
@@ -66,7 +68,7 @@ def _message(error: PolymaskError | ImportError, verb: "Verb") -> str:
     from polymask.cli.usage import in_flags
     from polymask.cli.verb import remedy
 
-    text = in_flags(str(error), type(verb))
+    text = in_flags(str(error).replace("start over without it", "start over with --fresh"), type(verb))
     if isinstance(error, ImportError) and "pip install" not in text:
         text += f"; {remedy(error.name or '')}"
     return text

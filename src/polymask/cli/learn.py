@@ -116,14 +116,11 @@ class TrainingVerb(ImagesVerb):
 
     def check_run(self, recipe: Recipe, identity: dict[str, Any]) -> None:
         """Where an interrupted run is gone on with: raise if it had other settings, else say where it stands."""
-        from polymask.train.state import CheckpointError, read_state_of
+        from polymask.train.state import read_state_of
 
         if not self.goes_on:
             return
-        try:
-            state = read_state_of(self.checkpoint, identity)
-        except CheckpointError as error:
-            raise CheckpointError(str(error).replace("start over without it", "start over with --fresh")) from error
+        state = read_state_of(self.checkpoint, identity)
         epoch = len(state["history"]) + 1
         self.say(f"goes on from epoch {min(epoch, recipe.epochs)} of {recipe.epochs}; --fresh starts over")
 

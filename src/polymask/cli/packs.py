@@ -273,7 +273,7 @@ class PredictVerb(PackVerb):
             console.print(f"wrote {self.csv}: {len(rows)} images", soft_wrap=True)
         elif not console.is_terminal:
             for row in rows:  # whole lines for other programs
-                console.print("\t".join(row), soft_wrap=True)
+                print("\t".join(row))
         elif rows:
             places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top + 1)]
             headings = list(answered[0].get("values", places))

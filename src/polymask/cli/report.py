@@ -68,7 +68,7 @@ class ReportVerb(Verb):
             return
         rows = result["rows"]
         before = {
-            "test accuracy, %": [row["label"] for row in rows],
+            "test accuracy, %": [typed(row) for row in rows],
             "#Params": [number_text(row["params"]) for row in rows],
         }
         after = _after(rows)
@@ -83,12 +83,19 @@ class ReportVerb(Verb):
         console.print(table(*columns, rows=lines))
         for row in rows:
             if row["remark"]:
-                console.print(f"{row['label']}: {row['remark']}")
+                console.print(f"{typed(row)}: {row['remark']}")
         console.print(result["remark"], style="dim")
         for text in result["missing"]:
             console.print(f"missing: {text}", style="dim")
         for file in result["files"]:
             console.print(f"wrote {file}", soft_wrap=True)
+
+
+def typed(row: dict[str, Any]) -> str:
+    """A row by the name that its method was asked for by, not the paper's."""
+    from polymask.benchmarks.records import ARROWS
+
+    return f"{row['method']}{ARROWS[row['direction']]}"
 
 
 def _over_seeds(one: dict[str, Any] | None) -> str:

@@ -220,6 +220,9 @@ def _best(rows: Sequence[ResultRow], columns: Sequence[str], places: int) -> dic
 def _result_notes(table: ResultTable) -> list[str]:
     plan, seeds = table.plan, len(table.plan.seeds)
     notes = [table.reference.remark]
+    named = {row.label: row.method for row in table.rows if not row.label.startswith(row.method)}
+    if named:
+        notes.append(f"Called as in the paper: {', '.join(f'{label} is {name}' for label, name in named.items())}.")
     if table.own is not None:
         notes.append(
             f"{table.own} is the base's own domain: {plan.own_accuracy:.1f} % with its own classifier, which methods "
