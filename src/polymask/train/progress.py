@@ -65,10 +65,10 @@ class LiveProgress(LiveBar):
 
     def epoch(self, record: EpochRecord, seconds: float) -> None:
         val = "" if record.val_accuracy is None else f"  val {self.target.text(record.val_accuracy, width=6)}"
-        ones = "" if self.density is None else f"  {100 * self.density:5.1f} % ones"
+        ones = "" if self.density is None else f"  {100 * self.density:3.0f} % ones"
         self.console.print(
             f"  epoch {record.epoch + 1:2d}/{self.epochs}  loss {record.loss:6.3f}  "
-            f"train {self.target.text(record.train_accuracy, width=6)}{val}{ones}  {seconds:5.1f} s",
+            f"train {self.target.text(record.train_accuracy, width=6)}{val}{ones}  {seconds:.1f} s",
             soft_wrap=True,
             markup=False,
         )
