@@ -39,6 +39,12 @@ def test_the_frontier_is_by_score_where_there_are_scores() -> None:
     assert [point.label for point in frontier.points] == ["BA²", "Individual"]
 
 
+def test_what_scores_are_measured_against_is_shown_and_not_ranked() -> None:
+    frontier = find_frontier(table_of([*individual(), *alone("ba2", {"birds": [70], "cars": [60]}, params=9.0)]))
+    assert max(frontier.points, key=lambda point: point.value).is_reference
+    assert [point.label for point in frontier.members] == ["BA²"]
+
+
 def test_forgetting_is_what_a_domain_had_less_what_is_left() -> None:
     outcome = make_outcome("ewc", {"birds": 70, "cars": 81}, direction="down")
     then = {"birds": 80.0, "cars": 80.0}

@@ -298,7 +298,7 @@ def test_the_verb_shows_a_person_the_table_and_where_the_files_are(
     folder = write_runs(runs, tmp_path / "runs")
     assert main(["report", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"Individual +2\.00 +75\.5 +9[\d.]+ +500 +250", shown)
+    assert re.search(r"finetune +2\.00 +75\.5 +9[\d.]+ +500 +250", shown)
     assert "PackNet ↓" in shown
     assert "report.html" in shown
     assert (folder / "report.md").is_file()

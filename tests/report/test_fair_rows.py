@@ -335,7 +335,7 @@ def test_the_verbs_table_has_deviations_bits_and_rates(
     runs = make_runs({"a": 80.0}, methods=METHODS, still=("piggyback-star",), tuning=TUNING, own=None)
     assert main(["report", str(write_runs(runs, tmp_path / "runs"))]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"Full +1\.\d+ +\d\d\.\d ± \d\.\d .* 3\d\.\d % +rate=0\.001", shown)
+    assert re.search(r"affine-full +1\.\d+ +\d\d\.\d ± \d\.\d .* 3\d\.\d % +rate=0\.001", shown)
     assert "Piggyback*: its masks did not move: it is its norms and head" in shown
 
 
