@@ -97,7 +97,7 @@ def test_learn_goes_on_by_itself_where_nothing_has_changed(room, capsys, monkeyp
     assert "kept epoch" in said.out
     assert "computing on" in said.err
     with monkeypatch.context() as patched:
-        patched.setattr("polymask.train.progress.LiveProgress", lambda title: Stop())
+        patched.setattr("polymask.train.progress.LiveProgress", lambda title, target: Stop())
         assert main(words) == 130
     assert "the same command goes on from there" in capsys.readouterr().err
     assert main([*words, "--epochs", "5", "--rate", "0.5"]) == 1
@@ -116,7 +116,7 @@ def test_learn_goes_on_by_itself_where_nothing_has_changed(room, capsys, monkeyp
 def test_fresh_starts_over(room, capsys, monkeypatch):
     words = ["learn", "new", *SMALL]
     with monkeypatch.context() as patched:
-        patched.setattr("polymask.train.progress.LiveProgress", lambda title: Stop())
+        patched.setattr("polymask.train.progress.LiveProgress", lambda title, target: Stop())
         assert main(words) == 130
     capsys.readouterr()
     assert main([*words, "--fresh"]) == 0

@@ -299,7 +299,7 @@ def test_the_verb_shows_a_person_the_table_and_where_the_files_are(
     assert main(["report", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"finetune +2\.00 +75\.5 +9[\d.]+ +500 +250", shown)
-    assert "PackNet ↓" in shown
+    assert "packnet ↓" in shown
     assert "report.html" in shown
     assert (folder / "report.md").is_file()
 

@@ -336,7 +336,7 @@ def test_the_verbs_table_has_deviations_bits_and_rates(
     assert main(["report", str(write_runs(runs, tmp_path / "runs"))]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"affine-full +1\.\d+ +\d\d\.\d ± \d\.\d .* 3\d\.\d % +rate=0\.001", shown)
-    assert "Piggyback*: its masks did not move: it is its norms and head" in shown
+    assert "piggyback-star: its masks did not move: it is its norms and head" in shown
 
 
 def test_the_table_at_a_benchmarks_end_has_deviations_and_remarks() -> None:
