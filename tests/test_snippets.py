@@ -120,7 +120,7 @@ def fill(folder: Path, page: str) -> None:
             make_images(folder / "photos" / name, "daisy", "tulip")
         for name in ("one", "two", "three"):
             draw_image(folder / f"{name}.png", 1, 99)
-        (folder / "token.txt").write_text("a secret of the tutorial's own\n")
+        (folder / "token.txt").write_text("a-secret-of-the-tutorial\n")
         base = pm.load_base("efficientnet-lite0")
         tuned = pm.new_domain(base, "finetune", ["daisy", "tulip"]).merged(base).state_dict()
         moved = {name: t * (1 + 0.01 * torch.rand_like(t)) if t.ndim > 1 else t for name, t in tuned.items()}

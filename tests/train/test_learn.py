@@ -60,8 +60,8 @@ def test_progress_without_rich_is_an_error_only_where_it_was_asked_for(folder, m
 def test_what_was_learned_shows_itself_in_a_line_and_as_curves(folder):
     learned = learn(folder)
     assert repr(learned).startswith("Learned(affine-full on tiny, 2 classes: 2 epochs, ")
-    assert f"{learned.test_accuracy:.1f} % on test" in repr(learned)
+    assert f"{learned.test_accuracy:.2f} % on test" in repr(learned)
     losses, accuracies = learned.plot().axes
     assert losses.lines[0].get_ydata().tolist() == [record.loss for record in learned.history]
     assert [line.get_label() for line in accuracies.lines] == ["train", "val", "test"]
-    assert f"{learned.test_accuracy:.1f} % on test" in repr(learned.domain)
+    assert f"accuracy {learned.test_accuracy:.2f} % on test" in repr(learned.domain)

@@ -73,15 +73,17 @@ class Learned:
     evaluation: Evaluation | None = None  # on test
 
     def __repr__(self) -> str:
-        validated = [record for record in self.history if record.val_accuracy is not None]
-        best = max(validated, key=lambda record: record.val_accuracy or 0, default=None)
-        val = "" if best is None else f", {best.val_accuracy:.1f} % on val in epoch {best.epoch + 1}"
-        test = "" if self.test_accuracy is None else f", {self.test_accuracy:.1f} % on test"
-        what = f"{self.domain.method.name} on {self.domain.base_name}, {len(self.domain.classes or [])} classes"
+        target, results = self.domain.target, [record.val_accuracy for record in self.history]
+        best, val, test = target.best(results), "", ""
+        if best is not None:
+            val = f", {target.text(best)} on val in epoch {results.index(best) + 1}"
+        if self.test_accuracy is not None:
+            test = f", {target.text(self.test_accuracy)} on test"
+        what = f"{self.domain.method.name} on {self.domain.base_name}, {len(self.domain.classes or [])} {target.kind}"
         return f"Learned({what}: {len(self.history)} epochs{val}{test})"
 
     def plot(self) -> "Figure":
-        """Loss and accuracy by epoch, as a figure of matplotlib (extra `plot`)."""
+        """Loss, and accuracy or what else the target is measured by, as a figure of matplotlib (extra `plot`)."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
@@ -106,7 +108,8 @@ class Learned:
             accuracies.plot(*zip(*validated, strict=True), marker="s", label="val")
         if self.test_accuracy is not None:
             accuracies.axhline(self.test_accuracy, color="0.4", linestyle="--", label="test")
-        accuracies.set(xlabel="epoch", ylabel="accuracy, %")
+        target = self.domain.target
+        accuracies.set(xlabel="epoch", ylabel=", ".join(filter(None, [target.title, target.unit.strip()])))
         accuracies.legend()
         for axes in (losses, accuracies):
             axes.xaxis.get_major_locator().set_params(integer=True)
