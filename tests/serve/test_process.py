@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,25 @@ def test_one_worker_serves_in_the_process_itself(folder, tmp_path):
         assert ask(port, "DELETE", "/v1/domains/none")[0] == 404
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) in (0, 130)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_packs_that_are_not_served_are_named_at_the_start(folder, tmp_path, workers):
+    library = tmp_path / "library"
+    shutil.copytree(folder, library)
+    (library / "damaged.safetensors").write_bytes(b"nothing")
+    command = [sys.executable, "-m", "polymask", "serve", str(library), "--port", "0", "--workers", workers]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        said = []
+        while not said or "serving" not in said[-1]:
+            said.append(process.stderr.readline())
+            assert said[-1], said
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+    assert any("not served: damaged: the pack is too short to be a pack" in line for line in said)
+    assert "computing on" in said[-1]
 
 
 def test_what_cannot_be_served_is_said_in_a_line(folder, tmp_path):

@@ -1,11 +1,9 @@
-"""Verbs for packs and libraries of them: list, show, evaluate, predict, push, serve. list and show need no torch."""
+"""Verbs for packs and libraries of them: list, show, push, serve. list and show need no torch."""
 
-import csv
-import io
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,26 +15,17 @@ from polymask.cli.verb import (
     NamedPack,
     PackVerb,
     Verb,
-    check_seed,
-    error_console,
-    image_files,
     measured_text,
-    number_text,
     size_text,
     table,
 )
-from polymask.errors import DataError, DomainError, PackError
-from polymask.files import write_atomically
+from polymask.errors import PackError
 from polymask.serve.settings import Limits, Settings, read_token
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor
 
     from polymask.pack.format import PackInfo
-    from polymask.train.predict import Classifier
-
-_MOST_CLASSES = 20  # that `evaluate` prints
 
 
 @dataclass(kw_only=True)
@@ -135,199 +124,6 @@ def pack_summary(info: "PackInfo") -> dict[str, Any]:
         "mask_bits_per_weight": 8 * mask_bytes / masked if masked else 0.0,
         "bytes_by_part": parts,
     }
-
-
-@dataclass(kw_only=True)
-class EvaluateVerb(PackVerb):
-    """Measure a domain on the test images of a source: accuracy with its interval, by class, and the confusions."""
-
-    data: str
-    """A folder of images, or another source (see the documentation of `learn`)."""
-    split: str = "test"
-    """Which images: train, val or test."""
-    seed: int = 0
-    """The seed that split the source, where it does not come with splits."""
-    csv: Path | None = None
-    """A file for a line per class: its numbers, then how many of its images were taken for each class."""
-
-    def needs(self) -> list[str]:
-        return ["PIL"]
-
-    def run(self) -> dict[str, Any]:
-        from polymask.data.cache import cache_splits
-        from polymask.data.images import some
-        from polymask.data.load import load_data
-        from polymask.data.loader import Loader
-        from polymask.data.preprocess import eval_transform
-        from polymask.files import write_atomically
-        from polymask.pack.format import inspect
-        from polymask.train.predict import evaluate_by_name, evaluate_in_detail
-
-        check_seed(self.seed)
-        if self.csv is not None and self.csv.is_dir():
-            raise DataError(f"--csv {self.csv} is a folder; give a file's name")
-        data = load_data(self.data, seed=self.seed, target=inspect(self.pack_path()).manifest.target)
-        splits = data.splits()
-        if self.split not in splits:
-            raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(splits)}")
-        base, domain = self.open_domain()
-        if list(data.classes) != domain.classes:
-            theirs, ours = some(list(data.classes), 4), some(domain.classes or [], 4)
-            raise DomainError(
-                f"the classes of {self.data} ({theirs}) are not those of the domain ({ours}); "
-                "evaluate on images of the same classes"
-            )
-        preprocess = eval_transform(data, domain.input)
-        (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
-        loader = Loader(cache, preprocess, batch_size=64)
-        about: dict[str, Any] = {"pack": str(self.pack_path())}
-        if domain.target.kind != "classes":
-            named_results = evaluate_by_name(base, domain, loader)
-            if self.csv is not None:
-                write_atomically(self.csv, named_results.csv().encode())
-            numbers = asdict(named_results)
-            return about | {f"{self.split}_{numbers['metric']}": numbers.pop("result")} | numbers
-        found = evaluate_in_detail(base, domain, loader)
-        if self.csv is not None:
-            write_atomically(self.csv, found.csv().encode())
-        files = cache.split.origin
-        named = {
-            "wrong": [files(place) for place in found.wrong],
-            "hardest": [asdict(answer) | {"image": files(answer.image)} for answer in found.hardest],
-        }
-        numbers = found.to_json() | named
-        return about | {f"{self.split}_accuracy": numbers.pop("accuracy")} | numbers
-
-    def present(self, result: dict[str, Any], console: "Console") -> None:
-        if "by_name" in result:
-            metric, words = result["metric"], result["metric"].replace("_", " ")
-            measured = measured_text(metric, result[f"{self.split}_{metric}"])
-            console.print(f"{words} {measured} on {result['images']:,} {self.split} images")
-            rows = [[name, measured_text(metric, value)] for name, value in result["by_name"].items()]
-            console.print(table("name", words, rows=rows))
-            return
-        low, high = result["interval"]
-        accuracy = number_text(result[f"{self.split}_accuracy"], unit=" %")
-        console.print(f"{accuracy} of {result['images']:,} {self.split} images (95 % interval {low:.1f} to {high:.1f})")
-        if result["top5_accuracy"] is not None:
-            console.print(f"{number_text(result['top5_accuracy'], unit=' %')} have their class among the first five")
-        classes = sorted((one for one in result["by_class"] if one["images"]), key=lambda one: one["accuracy"])
-        rows = []
-        for one in classes[:_MOST_CLASSES]:
-            right, interval = f"{one['right']:,} of {one['images']:,}", f"{one['low']:.1f} to {one['high']:.1f}"
-            rows.append([one["name"], right, f"{one['accuracy']:.1f}", interval, one["taken_for"] or "–"])
-        console.print(table("class", "right", "accuracy, %", "95 % interval", "most often taken for", rows=rows))
-        if len(classes) > _MOST_CLASSES:
-            console.print(f"the {_MOST_CLASSES} hardest of {len(classes):,} classes; --csv FILE has all", style="dim")
-        if self.csv is not None:
-            console.print(f"wrote {self.csv}", soft_wrap=True, markup=False)
-
-
-@dataclass(kw_only=True)
-class PredictVerb(PackVerb):
-    """Say what is on images: files, folders or patterns."""
-
-    files: tyro.conf.Positional[list[str]]
-    """Files, folders or patterns (quote them)."""
-    top: int = 3
-    """How many classes to name for each image."""
-    csv: Path | None = None
-    """Write the answers to this file, a line for each image and class."""
-
-    def needs(self) -> list[str]:
-        return ["PIL"]
-
-    def run(self) -> list[dict[str, Any]]:
-        from polymask.train.predict import Classifier
-
-        if self.top < 1:
-            raise DataError(f"--top {self.top} must be at least 1")
-        if self.csv is not None and not self.csv.absolute().parent.is_dir():
-            raise DataError(f"--csv {self.csv}: there is no folder {self.csv.parent}")
-        self.pack_path()  # a name that nobody has is said before files are looked for
-        files = image_files(self.files)
-        if not files:
-            raise DataError("no image is given; polymask predict NAME FILES…")
-        base, domain = self.open_domain()
-        if domain.classes is None:
-            raise DomainError(f"{self.pack} has no classes: it gives features, not predictions")
-        classify = Classifier(base, domain)
-        rows: list[dict[str, Any]] = []
-        for batch in batched_files(files, "predicting"):
-            for file, answer in read_some(classify, batch):
-                if isinstance(answer, DataError):
-                    rows.append({"image": str(file), "problem": str(answer)})
-                    continue
-                rows.append({"image": str(file)} | domain.target.said(answer, domain.classes, self.top))
-        if self.csv is not None:
-            write_predictions(self.csv, rows)
-        return rows
-
-    def exit_code(self, result: list[dict[str, Any]]) -> int:
-        return int(any("problem" in row for row in result))
-
-    def present(self, result: list[dict[str, Any]], console: "Console") -> None:
-        answered = [row for row in result if "problem" not in row]
-        rows = [[row["image"], *_answer_cells(row)] for row in answered]
-        if self.csv is not None:
-            console.print(f"wrote {self.csv}: {len(rows)} images", soft_wrap=True)
-        elif not console.is_terminal:
-            for row in rows:  # whole lines for other programs
-                print("\t".join(row))
-        elif rows:
-            places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top + 1)]
-            headings = list(answered[0].get("values", places))
-            console.print(table("image", *headings[: len(rows[0]) - 1], rows=rows))
-        problems = [row["problem"] for row in result if "problem" in row]
-        for problem in problems:
-            self.say(f"skipped: {problem}", style="yellow")
-        if problems:
-            self.say(f"{len(problems)} of {len(result)} files could not be read")
-
-
-def _answer_cells(row: dict[str, Any]) -> list[str]:
-    """What is said of one image, as texts: classes with their probabilities, or values."""
-    if "values" in row:
-        return [f"{value:.4g}" for value in row["values"].values()]
-    return [f"{guess['class']} {100 * guess['probability']:.1f} %" for guess in row["top"]]
-
-
-def batched_files(files: list[Path], title: str, size: int = 32) -> Iterator[list[Path]]:
-    """Files, some at a time, while a bar shows how many are done."""
-    from rich.progress import Progress
-
-    with Progress(console=error_console(), transient=True, disable=len(files) <= size) as bar:
-        task = bar.add_task(f"  {title}", total=len(files))
-        for start in range(0, len(files), size):
-            yield files[start : start + size]
-            bar.advance(task, size)
-
-
-def read_some(classify: "Classifier", files: list[Path]) -> "Iterator[tuple[Path, Tensor | DataError]]":
-    """The probabilities of each file, or why it cannot be read; one that is damaged does not harm the others."""
-    try:
-        yield from zip(files, classify(files), strict=True)
-        return
-    except DataError as error:
-        if len(files) == 1:
-            yield files[0], error
-            return
-    for file in files:
-        yield from read_some(classify, [file])
-
-
-def write_predictions(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write predictions as CSV: image, rank, class, probability; of values, image and every value by its name."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    values = next((row["values"] for row in rows if "values" in row), None)
-    writer.writerow(["image", *(("rank", "class", "probability") if values is None else values)])
-    for row in rows:
-        if "values" in row:
-            writer.writerow([row["image"], *row["values"].values()])
-        for rank, found in enumerate(row.get("top", ()), 1):
-            writer.writerow([row["image"], rank, found["class"], f"{found['probability']:.6f}"])
-    write_atomically(path, text.getvalue().encode())
 
 
 @dataclass(kw_only=True)

@@ -29,9 +29,11 @@ class Verbs(UserDict[str, Any]):
 
 
 _VERBS_OF = {
-    "learn": ("demo", "learn", "pretrain"),
+    "learn": ("learn",),
+    "pretrain": ("demo", "pretrain"),
     "convert": ("convert", "merge", "export"),
-    "packs": ("list", "show", "evaluate", "predict", "push", "serve"),
+    "packs": ("list", "show", "push", "serve"),
+    "answers": ("evaluate", "predict"),
     "benchmark": ("benchmark",),
     "report": ("report", "score", "account", "methods"),
     "parser": ("completion",),
