@@ -162,8 +162,10 @@ def test_the_verbs_tell_what_a_domain_was_taught(kind, metric, tmp_path, monkeyp
 
     MADE[kind](tmp_path / "lamps", 24)
     monkeypatch.chdir(tmp_path)
-    how = ["--method", "classifier-only", "--side", "32", "--epochs", "1"]
+    how = ["--method", "classifier-only", "--side", "32", "--epochs", "1", "--report"]
     learned = printed("learn", "lamps", "--data", "lamps", "--target", kind, *how)
+    report = (tmp_path / learned["report"]).read_text()
+    assert f"The {metric.replace('_', ' ')} is " in report
     evaluated = printed("evaluate", "lamps", "--data", "lamps", "--csv", "by/name.csv")
     assert evaluated[f"test_{metric}"] == pytest.approx(learned[f"test_{metric}"], rel=1e-5)
     assert (tmp_path / "by" / "name.csv").read_text().startswith(f"name,{metric}\n")
