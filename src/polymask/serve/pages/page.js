@@ -173,6 +173,7 @@ function showAnswer(answer, milliseconds) {
   const times = `${round(answer.milliseconds)}\u00a0ms in the server, ${round(milliseconds)}\u00a0ms in all`;
   const how = answer.warm === false ? "; the domain was cold" : "";
   const parts = [element("h2", "", name), element("p", "note", times + how), saidOf(image)];
+  if (image.labels) parts.splice(2, 0, element("p", "", image.labels.join(", ") || "No label is likely."));
   if (image.ranking && image.ranking.length > 1) {
     const rows = image.ranking.slice(0, 6).map((one) => element("li", "", [
       element("span", "", one.domain), element("span", "", one.score.toFixed(2).replace("-", "−")),
@@ -273,7 +274,9 @@ function fill(made, domain) {
   const put = (selector, text) => { made.querySelector(selector).textContent = text; };
   made.classList.toggle("chosen", domain.name === byId("domain").value);
   put(".classes", domain.class_count.toLocaleString("en"));
-  put(".accuracy", domain.test_accuracy === null ? "–" : `${domain.test_accuracy.toFixed(1)} %`);
+  const tested = domain.test_result;
+  const told = domain.target === "values" ? (error) => `± ${error.toPrecision(3)}` : (share) => `${share.toFixed(1)} %`;
+  put(".accuracy", tested === null ? "–" : told(tested));
   put(".size", bytes(domain.bytes));
   put(".method", domain.method);
   made.querySelector(".warm").classList.toggle("cold", !domain.warm);
