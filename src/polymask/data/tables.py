@@ -179,13 +179,12 @@ def _choose(
 
 
 def _numbers(cells: Sequence[str]) -> str:
-    """Why cells look like numbers to learn, if they do: not all of them whole, and hardly any of them twice."""
+    """Why cells look like numbers to learn, if they do: hardly any of them occurs twice."""
     try:
         found = {float(cell) for cell in cells}
     except ValueError:
         return ""
-    whole = all(value.is_integer() for value in found)
-    return "" if whole or 2 * len(found) < len(cells) else f"its labels are {len(found)} different numbers"
+    return "" if 2 * len(found) < len(cells) else f"its labels are {len(found)} different numbers"
 
 
 def _truth(table: Path, rows: Sequence[Row], columns: list[str], target: Target) -> tuple[Labels, tuple[str, ...]]:
