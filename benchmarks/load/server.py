@@ -51,7 +51,7 @@ class Server:
                 text = self.log.read_text()
                 if self.process.poll() is not None:
                     raise SystemExit(f"the server did not start: {text}")
-                if found := re.search(r"serving .*:(\d+)\s", text):
+                if found := re.search(r"serving .*:(\d+)\b", text):
                     self.port = int(found[1])
                     try:
                         self.get("/readyz")
