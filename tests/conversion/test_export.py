@@ -219,9 +219,9 @@ def test_the_verb_exports_a_real_network_that_the_documented_snippet_runs(tmp_pa
     exec(compile(snippet.replace("digits.onnx", "cells.onnx"), "export.md", "exec"), names)
     domain = pm.load_domain("cells.safetensors", base)
     files = [Path(f"images/{i}.png") for i in range(4)]
-    from polymask.train.predict import predict_files
+    from polymask.train.predict import Classifier
 
-    for file, wanted in zip(files, predict_files(base, domain, files), strict=True):
+    for file, wanted in zip(files, Classifier(base, domain)(files), strict=True):
         found = names["classify"](file)
         assert list(found) == list(data.classes)
         np.testing.assert_allclose(list(found.values()), wanted.numpy(), atol=0.01)

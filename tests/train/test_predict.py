@@ -13,7 +13,7 @@ from polymask.data.cache import cache_splits
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import Preprocess, eval_transform
-from polymask.train.predict import logits, predict_files
+from polymask.train.predict import Classifier, logits
 
 
 @pytest.mark.parametrize("square", [False, True])
@@ -33,7 +33,7 @@ def test_files_are_fed_as_the_domain_was_evaluated(tmp_path, squash, square):
     expected = logits(domain.merged(base), images).softmax(1)
 
     files = [Path(data.test.origin(i)) for i in range(len(data.test))]
-    shares = torch.stack(list(predict_files(base, domain, files)))
+    shares = Classifier(base, domain)(files)
     torch.testing.assert_close(shares, expected, rtol=0, atol=1e-6)
     feed = Preprocess(domain.input)  # the server's
     crops = [feed.piece(Image.open(file)) for file in files]

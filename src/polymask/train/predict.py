@@ -226,13 +226,6 @@ class Classifier:
         return self.target.answers(logits(self.net, images)).cpu()
 
 
-def predict_files(base: Base, domain: Domain, files: Sequence[Path], *, batch_size: int = 32) -> Iterator[Tensor]:
-    """The probabilities (classes,), or values, of each image file, in order."""
-    classify = Classifier(base, domain)
-    for start in range(0, len(files), batch_size):
-        yield from classify(files[start : start + batch_size])
-
-
 NOTE = "likeness"
 _IMAGES = 64  # of a domain; half as many do nearly as well
 _BATCH = 32
