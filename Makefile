@@ -2,10 +2,14 @@
 # make test   every check: lint, types, tests (under 12 minutes on 2 cores)
 # make test-cpus   the tests as three other machines would round
 # make docs   the documentation site, into site/
+#
+# On Linux without a GPU, `make demo CPU=1` (and `make test CPU=1`, `make install CPU=1`) takes torch and torchvision from
+# PyTorch's own CPU index, without the gigabytes of CUDA that PyPI's torch brings.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TORCH  := torch torchvision $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 QUICK  := $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 .PHONY: install demo test test-all test-cpus lint docs docs-serve pages clean
@@ -14,7 +18,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
