@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -133,6 +134,14 @@ def test_evaluate_says_how_sure_it_is_and_what_is_confused(room, capsys):
     assert "of 12 test images (95 % interval" in text
     assert "most often taken for" in text
     assert all(f"class-{i}" in text for i in range(3))
+
+
+def test_evaluate_measures_all_images_of_a_source_on_request(room, capsys):
+    assert main(["evaluate", "shapes", "--data", "pictures"]) == 0
+    whole = int(re.search(r"--split all measures all (\d+) images", capsys.readouterr().err)[1])
+    assert main(["evaluate", "shapes", "--data", "pictures", "--split", "all"]) == 0
+    assert f"of {whole} images (95 % interval" in capsys.readouterr().out
+    assert whole > 12
 
 
 def test_predict_takes_files_folders_and_patterns(room, printed, capsys):

@@ -37,7 +37,7 @@ class EvaluateVerb(PackVerb):
     data: str
     """A folder of images, or another source (see the documentation of `learn`)."""
     split: str = "test"
-    """Which images: train, val or test."""
+    """Which images: train, val, test, or all of the source."""
     seed: int = 0
     """The seed that split the source, where it does not come with splits."""
     csv: Path | None = None
@@ -46,12 +46,17 @@ class EvaluateVerb(PackVerb):
     def needs(self) -> list[str]:
         return ["PIL"]
 
+    @property
+    def title(self) -> str:
+        return "images" if self.split == "all" else f"{self.split} images"
+
     def run(self) -> dict[str, Any]:
         from polymask.data.cache import cache_splits
         from polymask.data.images import some
         from polymask.data.load import load_data
         from polymask.data.loader import Loader
         from polymask.data.preprocess import eval_transform
+        from polymask.data.split import JoinedSplit
         from polymask.files import write_atomically
         from polymask.pack.format import inspect
         from polymask.train.predict import evaluate_by_name, evaluate_in_detail
@@ -61,6 +66,7 @@ class EvaluateVerb(PackVerb):
             raise DataError(f"--csv {self.csv} is a folder; give a file's name")
         data = load_data(self.data, seed=self.seed, target=inspect(self.pack_path()).manifest.target)
         splits = data.splits()
+        splits["all"] = JoinedSplit(*splits.values())
         if self.split not in splits:
             raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(splits)}")
         base, domain = self.open_domain()
@@ -70,6 +76,10 @@ class EvaluateVerb(PackVerb):
                 f"the classes of {self.data} ({theirs}) are not those of the domain ({ours}); "
                 "evaluate on images of the same classes"
             )
+        for note in data.notes:
+            self.say(note, style="dim")
+        if self.split != "all":
+            self.say(f"--split all measures all {len(splits['all']):,} images of {self.data}", style="dim")
         preprocess = eval_transform(data, domain.input)
         (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
         loader = Loader(cache, preprocess, batch_size=64)
@@ -95,13 +105,13 @@ class EvaluateVerb(PackVerb):
         if "by_name" in result:
             metric, words = result["metric"], result["metric"].replace("_", " ")
             measured = measured_text(metric, result[f"{self.split}_{metric}"])
-            console.print(f"{words} {measured} on {result['images']:,} {self.split} images")
+            console.print(f"{words} {measured} on {result['images']:,} {self.title}")
             rows = [[name, measured_text(metric, value)] for name, value in result["by_name"].items()]
             console.print(table("name", words, rows=rows))
             return
         low, high = result["interval"]
         accuracy = number_text(result[f"{self.split}_accuracy"], unit=" %")
-        console.print(f"{accuracy} of {result['images']:,} {self.split} images (95 % interval {low:.1f} to {high:.1f})")
+        console.print(f"{accuracy} of {result['images']:,} {self.title} (95 % interval {low:.1f} to {high:.1f})")
         if result["top5_accuracy"] is not None:
             console.print(f"{number_text(result['top5_accuracy'], unit=' %')} have their class among the first five")
         classes = sorted((one for one in result["by_class"] if one["images"]), key=lambda one: one["accuracy"])

@@ -236,7 +236,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         base, method = self.open_base(self.base), self.chosen_method(recipe)
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         chosen = f"recipe {recipe.name} ({recipe.epochs} epochs at {recipe.input(base.input).side} px)"
-        choices = f"base {base.name}, method {self.method}, {chosen}, seed {self.seed}, library {self.out}"
+        choices = f"base {base.name}, method {self.method}, seed {self.seed}, library {self.out}\n{chosen}"
         self.announce(self.name, data, choices)
         self.say_device(base.device)
         if self.ranks is not None:
