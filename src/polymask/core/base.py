@@ -73,7 +73,7 @@ class Base:
         weights = sum(site.numel for site in self.sites.values())
         features = "feature maps" if self.feature_dim is None else f"{self.feature_dim:,} features"
         return (
-            f"Base({self.name}: {len(self.sites):,} sites with {weights:,} weights, input {self.input.size}, {features}, "
+            f"Base({self.name}: {len(self.sites)} sites with {weights:,} weights, input {self.input.size}, {features}, "
             f"on {self.device}, fingerprint {self.fingerprint[:12]}…)"
         )
 
