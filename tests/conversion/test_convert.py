@@ -212,6 +212,32 @@ def test_distillation_brings_the_outputs_nearer_and_changes_the_scales_alone(bas
     base.verify()
 
 
+@pytest.mark.parametrize("method", ["bitdelta-row", "bitdelta-column"])
+def test_sizes_of_rows_or_columns_miss_less_and_are_refined_one_by_one(base, state, data, loaders, method):
+    options = {"data": data, "recipe": RECIPE, "loaders": loaders, "statistics": "checkpoint"}
+    one_size, before = (one_bit_domain(base, Finetuned.read(base, state), NAMES, m) for m in ("bitdelta", method))
+    after = convert(base, state, method=method, steps=60, **options)
+    assert after.domain.method.name == method
+    assert after.weights.error > 0
+    assert convert(base, state, method=method).weights.error < convert(base, state).weights.error
+    assert after.outputs.relative < 0.9 * after.unrefined.relative
+    refined, fresh, single = (dict(d.named_transforms())["plain.weight"] for d in (after.domain, before, one_size))
+    assert single.alpha.shape == (1,)
+    assert refined.alpha.shape == (16,)
+    assert len((refined.alpha / fresh.alpha).unique()) > 1
+    assert torch.equal(refined.mask(), single.mask())
+
+
+def test_a_checkpoint_becomes_signs_and_nothing_else(base, state):
+    with pytest.raises(ConvertError, match="not converted to finetune; take bitdelta"):
+        convert(base, state, method="finetune")
+
+
+def test_masks_do_not_go_on_from_sizes_of_columns(base, state, data):
+    with pytest.raises(ConvertError, match="bitdelta-column has a size for each column"):
+        convert(base, state, method="bitdelta-column", data=data, train_masks=True)
+
+
 def test_the_statistics_that_bring_the_outputs_nearer_on_val_are_kept(base, state, data, loaders):
     on_val = dataclasses.replace(loaders, test=None)
     errors = {

@@ -43,9 +43,9 @@ def tuned(base):
     return Finetuned.read(base, state)
 
 
-@pytest.fixture
-def one_bit(base, tuned):
-    return one_bit_domain(base, tuned, ["a", "b", "c"])
+@pytest.fixture(params=["bitdelta", "bitdelta-row"])
+def one_bit(base, tuned, request):
+    return one_bit_domain(base, tuned, ["a", "b", "c"], request.param)
 
 
 def test_masks_start_where_the_one_bit_domain_stands_to_the_bit(base, tuned, one_bit):

@@ -14,6 +14,7 @@ import polymask as pm
 from nets import SPEC, logits, tiny_base, trained
 from polymask.core.accounting import component_bits
 from polymask.core.bits import Bits
+from polymask.core.survey import Site
 from polymask.errors import InterruptedTraining
 from polymask.methods.affine.formula import affine
 from polymask.methods.baselines import FreeWeights
@@ -220,7 +221,70 @@ def test_both_forms_give_the_same_outputs():
     assert torch.equal(logits(base, domain.frozen()), logits(base, domain))
 
 
-@pytest.mark.parametrize(("option", "value"), [("tuning", 1.5), ("stage", "sizes")])
+@pytest.mark.parametrize(("option", "value"), [("tuning", 1.5), ("stage", "sizes"), ("per", "channel")])
 def test_senseless_options_are_refused_by_name(option, value):
     with pytest.raises(pm.MethodError, match=option):
         pm.create_method("bitdelta", **{option: value})
+
+
+LAYERS = {
+    "linear": nn.Linear(6, 4),
+    "conv2d": nn.Conv2d(6, 4, 3),
+    "grouped": nn.Conv2d(6, 4, 3, groups=2),
+    "depthwise": nn.Conv2d(6, 6, 3, groups=6),
+    "conv_transpose2d": nn.ConvTranspose2d(6, 4, 3, groups=2),
+}
+
+
+def channels_of(layer: nn.Module, place: tuple[int, ...]) -> dict[str, int]:
+    """The output and the input channel that one weight of a layer connects."""
+    first, second = place[:2]
+    groups = getattr(layer, "groups", 1)
+    own_first, own_second = layer.weight.shape[0] // groups, layer.weight.shape[1]
+    across = first // own_first * own_second + second  # the second axis counts within a group
+    return {"row": across, "column": first} if "Transpose" in type(layer).__name__ else {"row": first, "column": across}
+
+
+@pytest.mark.parametrize("per", ["row", "column"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_row_or_column_has_the_mean_size_of_its_own_changes(kind, per):
+    layer = LAYERS[kind]
+    W = layer.weight.detach().double()
+    name = kind if kind in ("linear", "conv_transpose2d") else "conv2d"
+    site = Site("weight", tuple(W.shape), name, getattr(layer, "groups", 1), "bias", False, None, False, W.dtype)
+    free = FreeWeights(site)
+    nn.init.normal_(free.delta)
+    transform = BitDelta(per=per).transform(site)
+    transform.take(free)
+
+    together: dict[int, list[float]] = {}
+    for place in np.ndindex(*W.shape):
+        together.setdefault(channels_of(layer, place)[per], []).append(abs(free.delta[place].item()))
+    assert transform.alpha.tolist() == pytest.approx([np.mean(together[i]) for i in range(len(together))])
+    moved = (transform.weight(W) - W).detach()
+    for place in np.ndindex(*W.shape):
+        size = np.mean(together[channels_of(layer, place)[per]])
+        assert moved[place].item() == pytest.approx(size * np.sign(free.delta[place].item()))
+
+
+def test_more_sizes_are_never_farther_from_the_fine_tuned_weights():
+    torch.manual_seed(0)
+    site = Site("weight", (6, 4, 3, 3), "conv2d", 1, "bias", False, None, False, torch.float64)
+    free = FreeWeights(site)
+    nn.init.normal_(free.delta)
+    with torch.no_grad():
+        free.delta *= torch.rand(6, 4, 1, 1)
+    missed = {}
+    for per in ("layer", "row", "column"):
+        transform = BitDelta(per=per).transform(site)
+        transform.take(free)
+        missed[per] = (transform.weight(torch.zeros(site.shape).double()) - free.delta).norm().item()
+    assert missed["row"] < missed["layer"]
+    assert missed["column"] < missed["layer"]
+
+
+@pytest.mark.parametrize(("method", "sizes"), [("bitdelta", 1), ("bitdelta-row", 64), ("bitdelta-column", 3)])
+def test_a_domain_takes_a_bit_for_each_weight_and_32_for_each_size(method, sizes):
+    base = pm.load_base(nn.Conv2d(3, 64, 7, bias=False), input=SPEC, classifier=None)
+    bits = pm.account(base, method).components
+    assert (bits["mask"], bits["scalars"]) == (64 * 3 * 49, 32 * sizes)

@@ -33,7 +33,7 @@ RECIPE = Recipe(
 )
 SEEDS = (0, 1, 2)
 EPOCHS, MORE_EPOCHS = 2, 4  # more for what learns in stages, and for what is marked slow anyway
-STAGED = ("bitdelta", "packnet", "covnorm", "pa-svd")
+STAGED = ("bitdelta", "bitdelta-row", "bitdelta-column", "packnet", "covnorm", "pa-svd")
 IMAGES = 320  # of each domain, for training: the fewest that teach every method
 KNOWN, FIRST, SECOND = (0, 1), (2, 3, 4, 5), (6, 7, 8, 9)
 LEAST_GAIN = 10  # points, in the mean over SEEDS

@@ -36,6 +36,8 @@ class ConvertVerb(ImagesVerb, BaseVerb):
     """The base that it was fine-tuned from: built-in, timm:NAME, torchvision:NAME or a file."""
     name: str
     """The domain's name: its pack becomes LIBRARY/NAME.safetensors."""
+    method: str = "bitdelta"
+    """bitdelta: a size a layer; bitdelta-row, bitdelta-column: one for each output or input channel."""
     data: str | None = None
     """Images as for `learn`: the scales are refined on them, and the outputs compared."""
     classes: Path | None = None
@@ -57,7 +59,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
     overrides: TrainingOverrides = field(default_factory=TrainingOverrides)
 
     def run(self) -> dict[str, Any]:
-        from polymask.conversion.convert import convert, name_outputs, recipe_at
+        from polymask.conversion.convert import convert, name_outputs, one_bit_method, recipe_at
         from polymask.conversion.finetuned import Finetuned
         from polymask.data.load import load_data
         from polymask.files import check_name
@@ -69,6 +71,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         self.check_free(pack)
         if self.train_masks and self.data is None:
             raise DomainError("--train-masks needs labelled images; give --data")
+        one_bit_method(self.method, masks=self.train_masks)
         recipe = get_recipe(self.recipe, **given_fields(self.overrides))
         names = None if self.classes is None else read_classes(self.classes)
         base = self.open_base(self.base)
@@ -85,6 +88,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         converted = convert(
             base,
             tuned,
+            method=self.method,
             classes=names,
             data=data,
             side=self.side,

@@ -2,8 +2,8 @@
 
     Δ = W' - W,        W~ = W + α (2M - 1),        M = 1[Δ > 0],        α = mean |Δ|
 
-at every site (see `methods.bitdelta`); norms, biases and head are the fine-tuned network's. Images,
-where there are some, then bring the domain nearer to what that network says: the statistics of the
+at every site, with an α a layer, a row or a column (see `methods.bitdelta`); norms, biases and head are the fine-tuned
+network's. Images, where there are some, then bring the domain nearer to what that network says: the statistics of the
 norms are gathered again, and the α's are refined by distillation.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,12 @@ from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain, check_classes
+from polymask.core.method import Method
 from polymask.core.parts import Stored
 from polymask.core.registry import create_method, skeleton
 from polymask.data.images import DomainData, require_classes
 from polymask.data.load import load_data
-from polymask.methods.bitdelta import nearest
+from polymask.methods.bitdelta import BitDelta, SignsTransform, nearest
 from polymask.train.fit import Listener
 from polymask.train.learn import Loaders, make_loaders
 from polymask.train.predict import likeness_note
@@ -61,6 +62,7 @@ def convert(
     base: Base,
     state: Finetuned | Mapping[str, Any] | str | Path,
     *,
+    method: str | Method = "bitdelta",
     classes: Sequence[str] | None = None,
     data: DomainData | str | Path | None = None,
     side: int | None = None,
@@ -75,17 +77,19 @@ def convert(
 ) -> Converted:
     """Turn a network that was fine-tuned from `base` into a domain of about one bit a weight.
 
-    `state` is its state dict, or the file of one (.safetensors, or a .pth that holds tensors only). `classes` names
-    its outputs in order; without it the names are those of `data`, or numbers. `side` is the size in pixels that it
-    was trained at, if not the base's. With `data`, its norms' `statistics` are gathered from the images ("auto": where
-    that brings the outputs nearer on val), and `steps` steps at `rate` refine the scales; no label is used. With
-    `train_masks` the domain then learns on as `affine-full`, by the labels and the recipe.
+    `state` is its state dict, or the file of one (.safetensors, or a .pth that holds tensors only). `method` is
+    `bitdelta`, or with more sizes `bitdelta-row` or `bitdelta-column`. `classes` names its outputs in order; without it
+    the names are those of `data`, or numbers. `side` is the size in pixels that it was trained at, if not the base's.
+    With `data`, its norms' `statistics` are gathered from the images ("auto": where that brings the outputs nearer on
+    val), and `steps` steps at `rate` refine the scales; no label is used. With `train_masks` the domain then learns on
+    as `affine-full`, by the labels and the recipe.
     """
     recipe = recipe_at(base, recipe, side)
     if statistics not in get_args(Statistics):
         raise ConvertError(f"statistics={statistics!r} is not one of {get_args(Statistics)}")
     if steps < 0 or not rate > 0:
         raise ConvertError(f"steps={steps} and rate={rate}: give steps from 0 and a positive rate")
+    method = one_bit_method(method, masks=train_masks)
     tuned = state if isinstance(state, Finetuned) else Finetuned.read(base, state)
     if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
@@ -95,7 +99,7 @@ def convert(
     if train_masks and not labelled:
         raise ConvertError("training masks needs images of the checkpoint's classes; give data")
 
-    domain = one_bit_domain(base, tuned, names)
+    domain = one_bit_domain(base, tuned, names, method)
     domain.input = recipe.input(base.input, squash=None if data is None else data.squash)
     about: dict[str, Any] = {"checkpoint": Path(tuned.source).name, "seed": seed}
     val_accuracy = unrefined = outputs = None
@@ -140,13 +144,26 @@ def recipe_at(base: Base, recipe: str | Recipe, side: int | None) -> Recipe:
     return replace(get_recipe(recipe), side=side or base.input.side, resized=None)
 
 
+def one_bit_method(method: str | Method, *, masks: bool = False) -> BitDelta:
+    """The method of a converted domain, which `masks` are to go on from; raise where that cannot be."""
+    chosen = create_method(method) if isinstance(method, str) else method
+    if not isinstance(chosen, BitDelta):
+        raise ConvertError(f"a checkpoint is not converted to {chosen.name}; take bitdelta, bitdelta-row or -column")
+    if masks and chosen.per == "column":
+        raise ConvertError(
+            f"{chosen.name} has a size for each column, and the masks that learn on have none; take bitdelta or "
+            "bitdelta-row, or leave the masks as they are"
+        )
+    return chosen
+
+
 @torch.no_grad()
-def one_bit_domain(base: Base, tuned: Finetuned, classes: Sequence[str]) -> Domain:
+def one_bit_domain(base: Base, tuned: Finetuned, classes: Sequence[str], method: str | Method = "bitdelta") -> Domain:
     """The nearest `bitdelta` domain in its stored form; norms, biases and head are copies."""
-    domain = skeleton(base, create_method("bitdelta"), classes)
+    domain = skeleton(base, one_bit_method(method), classes)
     stored: dict[str, Stored] = {"head/weight": tuned.weight.clone(), "head/bias": tuned.bias.clone()}
-    for name, _ in domain.named_transforms():
-        mask, alpha = nearest(tuned.delta(base, name))
+    for name, transform in domain.named_transforms():
+        mask, alpha = nearest(tuned.delta(base, name), cast(SignsTransform, transform).shapes)
         stored |= {f"transform/{name}/mask": Bits.of(mask), f"transform/{name}/alpha": alpha}
         site = domain.sites[name]
         if site.has_bias:

@@ -2,7 +2,7 @@
 
 Refining the scales of a one-bit domain:
 
-    min over θ of  mean (z~ - z')²,        W~ = W + e^θ α (2M - 1), one θ a site
+    min over θ of  mean (z~ - z')²,        W~ = W + e^θ α (2M - 1), one θ for each α
 
 z' are the teacher's logits, z~ the domain's; masks, norms, biases and head stay as they are. α
 differs by orders of magnitude between sites, and a step of θ is a step of α in proportion: one rate
@@ -22,6 +22,7 @@ import math
 from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ from polymask.core.registry import create_method
 from polymask.data.batches import Batches
 from polymask.errors import TrainingError
 from polymask.methods.affine.method import AffineTransform
-from polymask.methods.bitdelta import SignsTransform
+from polymask.methods.bitdelta import BitDelta, SignsTransform
 from polymask.train.fit import Listener, fit
 from polymask.train.learn import Loaders
 from polymask.train.learner import placed
@@ -62,8 +63,9 @@ def refine_scales(
     bits = {n: t for n, t in domain.named_transforms() if isinstance(t, SignsTransform)}
     with torch.no_grad():
         fixed = domain.weights(base)
-        changes = {name: t.alpha * (2 * t.mask().to(t.alpha) - 1) for name, t in bits.items()}
-    theta = torch.zeros(len(bits), device=base.device, requires_grad=True)
+        changes = {name: t.spread(t.alpha) * (2 * t.mask().to(t.alpha) - 1) for name, t in bits.items()}
+    counts = [t.alpha.numel() for t in bits.values()]
+    theta = torch.zeros(sum(counts), device=base.device, requires_grad=True)
     optimiser = torch.optim.Adam([theta], rate)
     listener.begin(replace(recipe, epochs=1), steps, 0)
     try:
@@ -73,8 +75,8 @@ def refine_scales(
             for step, batch in enumerate(islice(images, steps)):
                 optimiser.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
                 weights = fixed | {
-                    name: (base.tensor(name) + factor * changes[name]).to(fixed[name].dtype)
-                    for name, factor in zip(bits, theta.exp().unbind(), strict=True)
+                    name: (base.tensor(name) + bits[name].spread(factor) * changes[name]).to(fixed[name].dtype)
+                    for name, factor in zip(bits, torch.split(theta.exp(), counts), strict=True)
                 }
                 found = domain.classify(base.run(weights, batch))
                 loss = F.mse_loss(found, logits(teacher, batch))
@@ -91,7 +93,7 @@ def refine_scales(
     finally:
         listener.end()
     with torch.no_grad():
-        for transform, factor in zip(bits.values(), theta.exp(), strict=True):
+        for transform, factor in zip(bits.values(), torch.split(theta.exp(), counts), strict=True):
             transform.alpha.mul_(factor)
 
 
@@ -102,9 +104,10 @@ def started_at(base: Base, one_bit: Domain, tuned: Finetuned, recipe: Recipe) ->
     """A new `affine-full` domain whose weights, norms and head are the one-bit domain's.
 
     Its norms are its own, whatever the recipe says: they hold the checkpoint's. An affine mask
-    has no bias, so changed biases are lost.
+    has no bias, so changed biases are lost. Sizes a row give scalars a channel.
     """
     options = replace(recipe, norms=None).method_options("own")
+    options["per"] = "channel" if cast(BitDelta, one_bit.method).per == "row" else "layer"
     domain = one_bit.rebuilt(base, create_method("affine-full", **options))
     found = dict(one_bit.named_transforms())
     with torch.no_grad():
@@ -118,8 +121,9 @@ def started_at(base: Base, one_bit: Domain, tuned: Finetuned, recipe: Recipe) ->
                 continue
             scores = recipe.rate * (STEPS_TO_FLIP * size / size.mean()).clamp_min(1)
             transform.scores.copy_(torch.where(bit.mask(), scores, -scores))
-            transform.get_parameter("k1").fill_(-bit.alpha.item())
-            transform.get_parameter("k2").fill_(2 * bit.alpha.item())
+            alpha = bit.alpha.view(transform.scalar_shape)
+            transform.get_parameter("k1").copy_(-alpha)
+            transform.get_parameter("k2").copy_(2 * alpha)
     return domain
 
 
