@@ -13,6 +13,7 @@ way that dE/dm asks for.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -74,9 +75,15 @@ def pack(mask: Tensor) -> Tensor:
 
 def unpack(words: Tensor, numel: int) -> Tensor:
     """(ceil(numel / 32),) int32 -> (numel,) bool."""
-    places = torch.arange(8, dtype=torch.uint8, device=words.device)
-    bits = (words.view(torch.uint8).unsqueeze(1) >> places) & 1
-    return bits.reshape(-1)[:numel].bool()
+    return unpack_octets(words.view(torch.uint8))[:numel].bool()
+
+
+def unpack_octets(octets: Tensor) -> Tensor:
+    """(n,) uint8 -> (8 n,) uint8 of zeros and ones, the least significant bit of each first."""
+    if octets.device.type == "cpu" and not torch.compiler.is_compiling():
+        return torch.from_numpy(np.unpackbits(octets.numpy(), bitorder="little"))
+    places = torch.arange(8, dtype=torch.uint8, device=octets.device)
+    return ((octets.unsqueeze(1) >> places) & 1).reshape(-1)
 
 
 Surrogate = Literal["identity", "sigmoid"]

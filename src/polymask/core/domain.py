@@ -211,12 +211,14 @@ class Domain(nn.Module):
     @contextmanager
     def in_mode(self, *, training: bool) -> Iterator[None]:
         """Training or eval mode, and back to the mode that was."""
-        was_training = self.training
+        if self.training == training:  # going through all modules takes its time
+            yield
+            return
         self.train(training)
         try:
             yield
         finally:
-            self.train(was_training)
+            self.train(not training)
 
     def rebuilt(self, base: Base, method: Method) -> Self:
         """A new domain by another method, with this one's norms and head."""

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polymask.core.bits import Surrogate, scale_by_surrogate
+from polymask.core.bits import Surrogate, scale_by_surrogate, unpack_octets
 from polymask.core.survey import learned_type
 from polymask.errors import PolymaskError
 
@@ -80,15 +80,12 @@ def backward(
 
 
 def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:
-    """Write W~ of a packed mask (32 bits to a word, row after row) to `out`.
-
-    A table of 256 numbers of 64 bits gives the eight mask values of a byte at once.
-    """
-    octets, table = words.view(torch.uint8), _octet_table(words.device)
+    """Write W~ of a packed mask (32 bits to a word, row after row) to `out`."""
+    octets = words.view(torch.uint8)
     done, M = 0, W.new_empty(0, dtype=ks[0].dtype)
     for w, target, *k in _blocks(W, out, *ks):
         first, last = done // 8, -(-(done + w.numel()) // 8)
-        found = table.index_select(0, octets[first:last].int()).view(torch.uint8)
+        found = unpack_octets(octets[first:last])
         begin = done - 8 * first
         # All blocks but the last are of one size, and take the same memory.
         M = M if M.shape == w.shape else torch.empty_like(w, dtype=ks[0].dtype)
@@ -143,14 +140,6 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     else:
         pieces = (torch.split(t, max(1, size // columns)) for t in tensors)
     return zip(*pieces, strict=True)
-
-
-@cache
-def _octet_table(device: torch.device) -> Tensor:
-    """(256,) int64: the bits of each byte as eight bytes, the least significant first."""
-    octets = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)
-    bits = (octets >> torch.arange(8, dtype=torch.int32, device=device)) & 1
-    return bits.to(torch.uint8).view(torch.int64).view(-1)
 
 
 class Matrices:
