@@ -55,6 +55,7 @@ UNCLAIMED = {
     "piggyback": "masks alone, under the base's norms, come apart at the others' rate",
     "piggyback-star": "as above",
     "affine-full-no-k2": "11 points, 3 of them with one of the seeds",
+    "bitdelta-column": "at the others' rate a step of refining multiplies its sizes, of which there are many",
     "lwf": "it holds on to what was said before, under the base's statistics",
     "ewc": "it holds on to what the base knew, and at its strength learns little else in 40 steps",
 }

@@ -29,7 +29,7 @@ class Ladder:
 
 
 def read_ladder(text: str) -> Ladder:
-    """The ladder of "rate=1e-4,3e-4", or of "lora-conv:rate=1e-3,3e-3"."""
+    """The ladder of "rate=1e-4,3e-4", or of "lora:rate=1e-3,3e-3"."""
     where, equals, values = text.partition("=")
     method, _, field = where.rpartition(":")
     found = tuple(read_value(value) for value in values.split(",") if value)

@@ -30,7 +30,7 @@ class BenchmarkVerb(BaseVerb):
     """imagenet-to-sketch, decathlon, demo, or a folder with a folder for each domain."""
     methods: str
     """Names, separated by commas; after colons, options of the method and fields of the recipe for
-    this row: affine-full,ba2:norms=own,lora-conv:rate=3e-3,dan:recipe=residual-adapters."""
+    this row: affine-full,ba2:norms=own,lora:rate=3e-3,dan:recipe=residual-adapters."""
     base: str = "efficientnet-lite0"
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     data: Path | None = None
@@ -59,7 +59,7 @@ class BenchmarkVerb(BaseVerb):
     """The decathlon's labels_test.zip, where the annotations of test are stripped."""
     tune: tuple[str, ...] = ()
     """Search on val before the runs, for each method: rate=1e-4,3e-4,1e-3 (a field of the recipe or
-    an option), lora-conv:rate=1e-3,3e-3 for one method. A rate is that of whole weights too."""
+    an option), lora:rate=1e-3,3e-3 for one method. A rate is that of whole weights too."""
     tune_on: str | None = None
     """The domains whose val decides, separated by commas; by default all."""
     submission: bool = False

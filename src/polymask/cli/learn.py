@@ -155,7 +155,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
     base: str = "efficientnet-lite0"
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     method: str = "affine-full"
-    """See `polymask methods`; options after colons: lora-conv:rank=4:rate=3e-3."""
+    """See `polymask methods`; options after colons: lora:rank=4:rate=3e-3."""
     target: Literal["classes", "labels", "values"] | None = None
     """What the labels of a .csv file are: one class for each image, several labels, or numbers to learn.
     The default is labels where the file has several for an image, else classes."""

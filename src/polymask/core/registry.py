@@ -148,5 +148,5 @@ def check_reach(domain: Domain) -> None:
     raise MethodError(
         f"{method.name or type(method).__name__} adapts {len(reached)} of {len(sites)} sites of base "
         f"{domain.base_name}{only}, so little but norms and head would learn; {''.join(wider)}take a method for layers "
-        "of every kind, affine-full or lora-conv"
+        "of every kind, affine-full or lora"
     )

@@ -2,7 +2,7 @@
 
 A method is written as its name, and after colons its options and fields of the recipe:
 
-    lora-conv:rank=4:rate=3e-3                  an option of the method, a field of the recipe
+    lora:rank=4:rate=3e-3                       an option of the method, a field of the recipe
     series-adapter:recipe=residual-adapters     another recipe to start from
     ba2:norms=own                               where both have the name, the method's option
 
