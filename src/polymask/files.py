@@ -1,15 +1,20 @@
 """Files: written whole or not at all, names that may be files, the notes in them, and digests of what they hold."""
 
+import glob
 import hashlib
 import json
 import math
 import os
+import platform
 import re
-from contextlib import suppress
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import IO, Any
 
 from polymask import __version__
 from polymask.errors import DomainError, FileError, PolymaskError
@@ -25,11 +30,15 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        _remove_leftovers(path)
+        while (file := _open_alone(temporary)) is None:  # somebody looks whether it was left behind
+            pass
+        with file:
+            file.truncate(0)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}") from error
     finally:
@@ -37,10 +46,73 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove what a writer of `path` left beside it when it was killed."""
-    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
-        temporary.unlink(missing_ok=True)
+def _remove_leftovers(path: Path) -> None:
+    """Remove what a writer of `path` left beside it when it was killed; not what one is writing now."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.[0-9]*.tmp"):
+        with suppress(OSError):
+            if (file := _open_alone(temporary)) is not None:
+                with file:
+                    temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be the only process that writes `path` and what belongs to it; raise and say who is, if another does.
+
+    The system gives the lock of a process that dies to the next one, so nobody has to clear it away.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    made = [folder for folder in lock.parents if not folder.exists()]
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = _open_alone(lock)
+        if file is None:
+            who = lock.read_text(errors="replace")[:200] or "another process"
+            raise FileError(f"{path} is being made by {who}; wait until it is done, or choose another name")
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        with file:
+            file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"process {os.getpid()} on {platform.node()} since {since}".encode())
+            file.flush()
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+    finally:
+        for folder in made:  # where nothing was written after all
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _open_alone(path: Path) -> IO[bytes] | None:
+    """A file that no other process has open in this way until it is closed; None where one has."""
+    while True:
+        file = path.open("ab")
+        if not _lock(file):
+            file.close()
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # it was removed meanwhile
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether an open file could be locked, which lasts until it is closed."""
+    if sys.platform == "win32":  # there nobody can remove what is open
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def check_name(name: str) -> None:

@@ -8,16 +8,20 @@ import signal
 import struct
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from forged_packs import read_parts, write_forged
 from polymask.data.split import Shrink
+from polymask.serve import app, decoding, requests
 from polymask.serve.decoding import Bounds, Decoders
-from polymask.serve.settings import Refusal
+from polymask.serve.requests import PredictBody
+from polymask.serve.settings import Refusal, Settings
 from serving import JSON, LOCAL, TOKEN, library, make_app, picture, text
 
 SHRINK = Shrink(64)
@@ -208,3 +212,93 @@ def test_warnings_of_pillow_do_not_reach_the_logs(capfd):
 
     assert run_with(BOUNDS, work) == (8, 8, 3)
     assert capfd.readouterr().err == ""
+
+
+def test_a_photograph_of_25_million_pixels_is_taken_within_the_memory_of_a_request():
+    usual = Settings(library=Path("library"))
+    assert usual.decode_bytes + usual.max_body_bytes < 202_000_000
+    bounds = Bounds(max_pixels=usual.max_pixels, seconds=60, memory=usual.decode_bytes)
+    jpeg = io.BytesIO()
+    Image.new("RGB", (5000, 5000), "green").save(jpeg, "JPEG")
+
+    async def work(decoders):
+        return [(await decoders.decode(file, SHRINK)).shape for file in (png(5000, 5000), jpeg.getvalue())]
+
+    assert run_with(bounds, work) == [(64, 64, 3)] * 2
+
+
+def test_images_of_many_pixels_wait_for_each_other_and_nobody_waits_for_them():
+    async def work(decoders):
+        async with decoders._costly:  # as if one were being decoded
+            large = asyncio.create_task(decoders.decode(png(2500, 2500), SHRINK))
+            small = await decoders.decode(picture(), SHRINK)
+            await asyncio.sleep(1)
+            assert not large.done()
+        return small.shape[2], (await large).shape[2]
+
+    assert run_with(BOUNDS, work, most=4) == (3, 3)
+
+
+def test_what_takes_long_is_tried_again_where_little_else_is_decoded(monkeypatch):
+    start = "import polymask.serve.decoding as decoding; decoding._QUICK_SECONDS = 0.001; decoding.main()"
+    monkeypatch.setattr(decoding, "_START", start)
+
+    async def work(decoders):
+        return (await decoders.decode(png(1900, 1900), SHRINK)).shape
+
+    assert run_with(Bounds(max_pixels=25_000_000, seconds=60, memory=200 << 20), work) == (64, 64, 3)
+
+
+def request_of(body: bytes) -> Request:
+    messages = iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(messages)
+
+    return Request({"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}, receive)
+
+
+def test_large_bodies_are_parsed_one_at_a_time_and_small_ones_do_not_wait(monkeypatch):
+    under_way, most, small_waits = 0, 0, []
+
+    def slowly(data, kind):
+        nonlocal under_way, most
+        if len(data) < 1000:
+            small_waits.append(under_way)
+            return PredictBody(domain="d", images=["a"]), [b"a"]
+        under_way += 1
+        most = max(most, under_way)
+        time.sleep(0.2)
+        under_way -= 1
+        return PredictBody(domain="d", images=["a"]), [b"a"]
+
+    monkeypatch.setattr(requests, "_from_json", slowly)
+
+    async def main():
+        lock, settings = asyncio.Lock(), Settings(library=Path("library"))
+        bodies = [b"x" * (2 << 20), b"x" * (2 << 20), b"x" * (2 << 20), b"x"]
+        reads = (requests.read_body(request_of(b), settings, PredictBody, lambda size: None, lock) for b in bodies)
+        return await asyncio.gather(*reads)
+
+    assert len(asyncio.run(main())) == 4
+    assert most == 1
+    assert small_waits == [1]
+
+
+def test_nothing_is_done_any_more_for_a_client_that_has_gone():
+    ended = []
+
+    async def work():
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append(True)
+
+    async def main():
+        request = request_of(b"")
+        await request.body()
+        await app._while_asked(request, work())
+
+    with pytest.raises(Refusal, match="gone away"):
+        asyncio.run(main())
+    assert ended == [True]

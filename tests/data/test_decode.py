@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from polymask.data.split import decode_image
+from polymask.data.split import decode_image, to_rgb
 from polymask.errors import DataError
 
 
@@ -146,3 +146,18 @@ def test_any_beginning_of_a_file_is_an_image_or_a_data_error(form: str, share: f
     except DataError:
         return
     assert image.mode == "RGB"
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16"])
+def test_a_tall_image_is_converted_strip_by_strip_as_it_would_be_at_once(mode: str) -> None:
+    draw = np.random.default_rng(0)
+    if mode == "I;16":
+        values = draw.integers(0, 65536, (700, 30), dtype=np.uint16)
+        expected = np.repeat(np.round(values * (255 / 65535)).astype(np.uint8)[..., None], 3, 2)
+        image = Image.fromarray(values)
+    else:
+        coloured = Image.fromarray(draw.integers(0, 256, (700, 30, 4), dtype=np.uint8), "RGBA")
+        image = coloured.quantize(60) if mode == "P" else coloured.convert(mode)
+        whole = image.convert("RGBA")
+        expected = np.asarray(Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB"))
+    assert np.array_equal(np.asarray(to_rgb(image, "made")), expected)

@@ -84,7 +84,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
             f"{base.name} at {recipe.side} px, library {self.out}"
         )
         self.say_device(base.device)
-        self.make_folder(self.out, pack)
+        self.make_folder(self.out)
         converted = convert(
             base,
             tuned,

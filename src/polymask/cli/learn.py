@@ -2,6 +2,7 @@
 
 import shlex
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -18,6 +19,7 @@ from polymask.cli.verb import (
     table,
 )
 from polymask.errors import TrainingError
+from polymask.files import locked
 from polymask.train.recipe import RECIPES, Recipe, get_recipe
 
 if TYPE_CHECKING:
@@ -84,17 +86,18 @@ class TrainingVerb(ImagesVerb):
         if self.resume and self.fresh:
             raise TrainingError("--resume goes on and --fresh starts over; give one of them")
         self.check_settings(target.parent)
-        if self.resume and not self.force and target.exists() and not self.goes_on:
-            self.say(f"{target} is there already: nothing to resume")
+        with locked(target) if self.leads else nullcontext():
+            if self.resume and not self.force and target.exists() and not self.goes_on:
+                self.say(f"{target} is there already: nothing to resume")
+                return self.result(target)
+            if not (self.resume and self.goes_on):
+                self.check_free(target)
+            recipe = self.chosen_recipe()
+            self.train(recipe, self.load_images())
+            if not self.leads:
+                return {}
+            self.checkpoint.unlink(missing_ok=True)
             return self.result(target)
-        if not (self.resume and self.goes_on):
-            self.check_free(target)
-        recipe = self.chosen_recipe()
-        self.train(recipe, self.load_images())
-        if not self.leads:
-            return {}
-        self.checkpoint.unlink(missing_ok=True)
-        return self.result(target)
 
     def load_images(self) -> "DomainData":
         """Find the images."""
@@ -128,7 +131,7 @@ class TrainingVerb(ImagesVerb):
         work = self.checkpoint.parent
         log, goes_on = work / "log.jsonl", self.goes_on  # a line for every epoch
         if self.leads:
-            self.make_folder(work, self.out_file(), self.checkpoint)
+            self.make_folder(work)
             if not goes_on:
                 for file in (self.checkpoint, log, work / "evaluation.json", work / "report.html"):
                     file.unlink(missing_ok=True)

@@ -219,16 +219,12 @@ class ImagesVerb(Verb):
         if not os.access(there, os.W_OK | os.X_OK):
             raise PolymaskError(f"{folder} cannot be written; choose another folder with --out")
 
-    def make_folder(self, folder: Path, *files: Path) -> None:
-        """Make a folder, and clear away what a run that was killed has left of these files."""
-        from polymask.files import remove_leftovers
-
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder to write to."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PolymaskError(f"{folder} cannot be made: {error.strerror}") from error
-        for file in files:
-            remove_leftovers(file)
 
     def loaders(self, data: "DomainData", spec: "InputSpec", recipe: Recipe) -> "Loaders":
         """The batches, made while a bar shows how many images have been read."""

@@ -55,6 +55,7 @@ def require_vision(module: str) -> Any:
 
 
 _LONGEST = 8  # times the shorter side
+_STRIP = 256  # rows of a large image that are converted at a time
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
@@ -171,10 +172,23 @@ def to_rgb(image: Image, origin: str) -> Image:
     if image.mode in _SIXTEEN_BIT or image.mode == "F":
         image = pil.fromarray(_eight_bits(np.asarray(image), image.mode, origin))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = pil.alpha_composite(pil.new("RGBA", image.size, "white"), image)
+        return _over_white(image)
+    if image.mode == "RGB":  # a large photograph is not copied
+        image.load()
+        return image
     rgb: Image = image.convert("RGB")
     return rgb
+
+
+def _over_white(image: Image) -> Image:
+    """What is seen of a transparent image on white paper; by strips, because a large one takes much memory."""
+    pil = require_vision("PIL.Image")
+    whole: Image = pil.new("RGB", image.size)
+    for top in range(0, image.height, _STRIP):
+        strip = image.crop((0, top, image.width, min(top + _STRIP, image.height))).convert("RGBA")
+        strip = pil.alpha_composite(pil.new("RGBA", strip.size, "white"), strip)
+        whole.paste(strip.convert("RGB"), (0, top))
+    return whole
 
 
 def _upright(image: Image) -> Image:
@@ -204,7 +218,10 @@ def _eight_bits(values: np.ndarray, mode: str, origin: str) -> np.ndarray:
             f"{origin}: values from {low:g} to {high:g} in mode {mode}, where 0 to {top:g} is "
             "expected; save it as an 8-bit or 16-bit image"
         )
-    return np.round(values.astype(np.float64) * (255 / top)).astype(np.uint8)
+    found = np.empty(values.shape, np.uint8)
+    for start in range(0, len(values), _STRIP):
+        found[start : start + _STRIP] = np.round(values[start : start + _STRIP].astype(np.float64) * (255 / top))
+    return found
 
 
 class Split(ABC):

@@ -3,11 +3,11 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import fastapi
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -31,11 +31,13 @@ from polymask.serve.requests import AutoBody, ImagesBody, PredictBody, read_body
 from polymask.serve.security import Allowed, Bodies, Gate, body_pieces, explain
 from polymask.serve.settings import Refusal, ServeError, Settings, busy
 
+R = TypeVar("R")
 EngineOf = Callable[[Settings, Base, Observe], Engine]
 Name = Annotated[str, fastapi.Path(pattern=f"^{NAME}$", description="the domain's name")]
 
 PAGES = Path(__file__).parent / "pages"
 _UPLOADS = 2  # at a time
+_GONE = 499  # what proxies log where a client closed the connection before its answer
 _PIECE = 1 << 20
 _PACK = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _NAMES = {"type": "string", "description": "names, separated by commas"}
@@ -143,7 +145,7 @@ def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metr
         dependencies=[Depends(Allowed(settings, write=False))],
         responses=problems(400, 401, 404, 408, 409, 413, 415, 421, 422, 429, 503),
     )
-    bodies = Bodies(settings)
+    bodies, parsing = Bodies(settings), asyncio.Lock()
 
     @routes.post(
         "/v1/predict",
@@ -154,9 +156,9 @@ def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metr
     async def predict(request: Request) -> answers.DomainPrediction:
         began = time.perf_counter()
         with bodies.room() as take:
-            body, images = await read_body(request, settings, PredictBody, take)
+            body, images = await read_body(request, settings, PredictBody, take, parsing)
             request.state.note = {"domain": body.domain, "images": len(images)}
-            answer = await engine.predict(body.domain, images)
+            answer = await _while_asked(request, engine.predict(body.domain, images))
         metrics.observe_engine(engine)
         return answers.domain_prediction(answer, body.top_k, 1000 * (time.perf_counter() - began))
 
@@ -169,13 +171,32 @@ def predictions_router(settings: Settings, engine: Engine, metrics: answers.Metr
     async def predict_auto(request: Request) -> answers.AutoPrediction:
         began = time.perf_counter()
         with bodies.room() as take:
-            body, images = await read_body(request, settings, AutoBody, take)
+            body, images = await read_body(request, settings, AutoBody, take, parsing)
             request.state.note = {"images": len(images)}
-            best = await engine.predict_best(body.domains, images)
+            best = await _while_asked(request, engine.predict_best(body.domains, images))
         metrics.observe_engine(engine)
         return answers.auto_prediction(best, body.top_k, 1000 * (time.perf_counter() - began))
 
     return routes
+
+
+async def _while_asked(request: Request, work: Coroutine[Any, Any, R]) -> R:
+    """What the work gives, unless the client goes away before: then nobody does it any more."""
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, left = asyncio.create_task(work), asyncio.create_task(leave())
+    try:
+        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        raise Refusal(_GONE, "the client has gone away")
+    finally:
+        answer.cancel()
+        left.cancel()
+        await asyncio.gather(answer, left, return_exceptions=True)
 
 
 def _body_of(model: type[ImagesBody], fields: dict[str, Any], required: list[str]) -> dict[str, Any]:

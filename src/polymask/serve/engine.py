@@ -41,7 +41,6 @@ Rule = Literal["likeness", "logits"]
 Ranking = list[tuple[Entry, float]]  # domains with their scores for one image, the best first
 R = TypeVar("R")
 
-_AT_ONCE = 2  # images of a request that are decoded
 _LOOKS = 5  # at a pack that is replaced while it is loaded
 _MERGED = 16  # networks, after which memory of dropped ones is given back
 
@@ -118,12 +117,12 @@ class Engine:
         self._aside = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="polymask-aside")
         self._tidied = 0  # networks that had been merged when memory was last given back
 
-    async def predict(self, name: str, images: Sequence[bytes]) -> Answer:
+    async def predict(self, name: str, images: Sequence[bytes | bytearray]) -> Answer:
         """What a domain says of image files."""
         with self.batcher.room_for(len(images)):
             return await self._in_time(self._predict(name, images))
 
-    async def predict_best(self, names: Sequence[str] | None, images: Sequence[bytes]) -> Best:
+    async def predict_best(self, names: Sequence[str] | None, images: Sequence[bytes | bytearray]) -> Best:
         """What the domain that fits best says of each image; by default all domains are compared.
 
         A domain that vanishes or cannot be loaded meanwhile is left out.
@@ -165,7 +164,7 @@ class Engine:
         except TimeoutError as error:
             raise Refusal(503, f"no answer within {seconds:g} s; try again later", retry=5) from error
 
-    async def _predict(self, name: str, images: Sequence[bytes]) -> Answer:
+    async def _predict(self, name: str, images: Sequence[bytes | bytearray]) -> Answer:
         for _ in range(_LOOKS):
             entry = await self.aside(self.library.find, name)
             crops = await self._crops(entry, images)
@@ -176,7 +175,7 @@ class Engine:
                 continue
         raise Refusal(503, f"the pack of {name} changes too fast", retry=1)
 
-    async def _best_by_likeness(self, entries: list[Entry], images: Sequence[bytes]) -> Best:
+    async def _best_by_likeness(self, entries: list[Entry], images: Sequence[bytes | bytearray]) -> Best:
         features = await self.batcher.submit(self._features, await self._crops(self._features, images))
         for _ in range(_LOOKS):
             likenesses = torch.stack([entry.likeness for entry in entries if entry.likeness is not None])
@@ -200,7 +199,7 @@ class Engine:
                 break
         raise Refusal(503, "no domain could answer", retry=1)
 
-    async def _best_by_logits(self, entries: list[Entry], images: Sequence[bytes]) -> Best:
+    async def _best_by_logits(self, entries: list[Entry], images: Sequence[bytes | bytearray]) -> Best:
         answers = await self._predict_all(entries, images)
         if not answers:
             raise Refusal(503, "no domain could answer", retry=1)
@@ -210,7 +209,7 @@ class Engine:
         best = [answer_of[ranking[0][0].name].row(row) for row, ranking in enumerate(rankings)]
         return Best("logits", rankings, best)
 
-    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
+    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes | bytearray]) -> list[Answer]:
         """What each domain says, without those that cannot."""
         crops = {entry.input: await self._crops(entry, images) for entry in {e.input: e for e in entries}.values()}
         warm = {entry.key for entry in entries if entry.key in self.cache}
@@ -228,23 +227,19 @@ class Engine:
             return self.library.entries()
         return [self.library.find(name) for name in dict.fromkeys(names)]
 
-    async def _crops(self, target: Entry | Features, images: Sequence[bytes]) -> Tensor:
-        """Image files as uint8 (N, 3, side, side); a request decodes two at a time, so others have their turn."""
+    async def _crops(self, target: Entry | Features, images: Sequence[bytes | bytearray]) -> Tensor:
+        """Image files as uint8 (N, 3, side, side); a request decodes one at a time, so others have their turn."""
         preprocess = preprocess_of(target.input)
 
-        async def crop(place: int, data: bytes) -> Tensor:
+        crops: list[Tensor] = []
+        for place, data in enumerate(images):
             try:
                 pixels = await self.decoders.decode(data, preprocess.shrink)
             except Refusal as error:
                 if len(images) == 1:
                     raise
                 raise Refusal(error.status, f"image {place + 1}: {error}") from error
-            return await asyncio.to_thread(preprocess.cut, pixels)
-
-        crops: list[Tensor] = []
-        for start in range(0, len(images), _AT_ONCE):
-            some = enumerate(images[start : start + _AT_ONCE], start)
-            crops += await asyncio.gather(*(crop(place, data) for place, data in some))
+            crops.append(await asyncio.to_thread(preprocess.cut, pixels))
         return torch.stack(crops)
 
     @torch.no_grad()

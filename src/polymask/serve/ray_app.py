@@ -96,7 +96,7 @@ def replica_class(serve: Any, warm_domains: int) -> type:
             """Let Ray know that this domain is warm here."""
             return name
 
-        async def predict(self, name: str, images: Sequence[bytes]) -> Answer | Refused:
+        async def predict(self, name: str, images: Sequence[bytes | bytearray]) -> Answer | Refused:
             try:
                 answer = await self.engine.predict(name, images)
             except Refusal as refusal:
@@ -137,7 +137,7 @@ class RoutedEngine(Engine):
         super().__init__(settings, base, observe)
         self._replicas = replicas
 
-    async def _predict(self, name: str, images: Sequence[bytes]) -> Answer:
+    async def _predict(self, name: str, images: Sequence[bytes | bytearray]) -> Answer:
         await self.aside(self.library.find, name)  # replicas hear only of names that are known
         handle = self._replicas.options(multiplexed_model_id=name)
         reply: Answer | Refused = await handle.predict.remote(name, list(images))
@@ -146,7 +146,7 @@ class RoutedEngine(Engine):
         status, message, headers = reply
         raise Refusal(status, message, headers=headers)
 
-    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes]) -> list[Answer]:
+    async def _predict_all(self, entries: list[Entry], images: Sequence[bytes | bytearray]) -> list[Answer]:
         work = (self._predict(entry.name, images) for entry in entries)
         answers = []
         for answer in await asyncio.gather(*work, return_exceptions=True):

@@ -1,11 +1,12 @@
 """What a client sends: images with a domain's name, as multipart/form-data or as JSON, within limits."""
 
 import asyncio
-import base64
 import binascii
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from python_multipart.exceptions import FormParserError
@@ -16,6 +17,7 @@ from polymask.serve.security import body_pieces
 from polymask.serve.settings import Refusal, Settings
 
 _FIELD_BYTES = 1024  # of a field that is not a file
+_LARGE = 1 << 20  # bytes of a body: it takes long to parse
 _MOST = 10_000  # entries of any list: no setting allows more images or domains
 
 
@@ -38,7 +40,7 @@ class FormField:
             raise Refusal(422, f"the field {self.name[:50]!r} is not UTF-8") from error
 
 
-def parse_form(content_type: str, body: bytes, max_fields: int) -> list[FormField]:
+def parse_form(content_type: str, body: bytes | bytearray, max_fields: int) -> list[FormField]:
     """The fields of a form, in order."""
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
@@ -75,11 +77,11 @@ def parse_form(content_type: str, body: bytes, max_fields: int) -> list[FormFiel
         "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
         "on_header_end": end_header,
         "on_headers_finished": check_name,
-        "on_part_data": lambda data, start, stop: fields[-1].data.extend(data[start:stop]),
+        "on_part_data": lambda data, start, stop: fields[-1].data.extend(memoryview(data)[start:stop]),
         "on_end": end,
     }
     try:
-        MultipartParser(boundary, callbacks).write(body)
+        MultipartParser(boundary, callbacks).write(cast("bytes", body))
     except FormParserError as error:
         raise Refusal(400, "the form cannot be read: it is malformed") from error
     if not ended:
@@ -118,25 +120,25 @@ Body = TypeVar("Body", bound=ImagesBody)
 
 
 async def read_body(
-    request: Request, settings: Settings, kind: type[Body], take: Callable[[int], None]
-) -> tuple[Body, list[bytes]]:
-    """A body in either form, checked, and the files of its images."""
+    request: Request, settings: Settings, kind: type[Body], take: Callable[[int], None], parsing: asyncio.Lock
+) -> tuple[Body, list[bytes | bytearray]]:
+    """A body in either form, checked, and the files of its images; large ones are parsed one at a time."""
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type not in ("application/json", "multipart/form-data"):
         raise Refusal(415, "send multipart/form-data or application/json")
     limit, seconds = settings.max_body_bytes, settings.read_timeout
-    pieces = []
+    data = bytearray()
     async for piece in body_pieces(request, limit, seconds):
         take(len(piece))
-        pieces.append(piece)
-    data = b"".join(pieces)
+        data += piece
+    if media_type == "application/json":
+        parse = partial(_from_json, data, kind)
+    else:
+        parse = partial(_from_form, data, content_type, settings.max_images + settings.auto_domains + 8, kind)
     try:
-        if media_type == "application/json":
-            body, images = await asyncio.to_thread(_from_json, data, kind)
-        else:
-            max_fields = settings.max_images + settings.auto_domains + 8
-            body, images = await asyncio.to_thread(_from_form, data, content_type, max_fields, kind)
+        async with parsing if len(data) > _LARGE else nullcontext():  # Python runs one thread at a time
+            body, images = await asyncio.to_thread(parse)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:100]
@@ -148,25 +150,28 @@ async def read_body(
     return body, images
 
 
-def _from_json(data: bytes, kind: type[Body]) -> tuple[Body, list[bytes]]:
+def _from_json(data: bytearray, kind: type[Body]) -> tuple[Body, list[bytes | bytearray]]:
     body = kind.model_validate_json(data)
-    images = []
+    images: list[bytes | bytearray] = []
     for place, text in enumerate(body.images):
         try:
-            images.append(base64.b64decode(text.encode("ascii"), validate=True))
-        except (binascii.Error, UnicodeEncodeError) as error:
+            images.append(binascii.a2b_base64(text, strict_mode=True))
+        except ValueError as error:  # binascii.Error, or a text that is not ASCII
             raise Refusal(422, f"image {place + 1} is not base64") from error
+        body.images[place] = ""  # not kept twice
     return body, images
 
 
-def _from_form(data: bytes, content_type: str, max_fields: int, kind: type[Body]) -> tuple[Body, list[bytes]]:
-    images: list[bytes] = []
+def _from_form(
+    data: bytearray, content_type: str, max_fields: int, kind: type[Body]
+) -> tuple[Body, list[bytes | bytearray]]:
+    images: list[bytes | bytearray] = []
     values: dict[str, Any] = {}
     for part in parse_form(content_type, data, max_fields):
         if part.is_file:
             if part.name not in ("image", "images"):
                 raise Refusal(422, f"files go into the field `images`, not {part.name[:50]!r}")
-            images.append(bytes(part.data))
+            images.append(part.data)
         elif part.name == "domains":
             values.setdefault("domains", []).extend(part.text.split(","))
         elif part.name in values or part.name in ("image", "images"):

@@ -66,10 +66,10 @@ class Limits:
     max_pixels: int = 25_000_000
     """The largest image."""
     decoders: int = 8
-    """Processes of each worker that decode images, started when they are needed."""
+    """Processes of each worker that decode images, started when they are needed; a quarter as many for costly ones."""
     decode_seconds: float = 2.0
     """Seconds of a core that decoding an image may take."""
-    decode_bytes: int = 200 * _MIB
+    decode_bytes: int = 160 * _MIB
     """Bytes of memory that decoding an image may take."""
     max_pack_bytes: int = 512 * _MIB
     """The largest upload."""
