@@ -180,13 +180,16 @@ def test_one_bad_pack_spoils_neither_the_list_nor_the_search(tmp_path):
     for place, wrong in (("classes", ["\ud800", "a"]), ("metrics", {"a": "\udfff"}), ("base", "\ud800")):
         write_forged(folder / f"bad-{place}.safetensors", manifest | {place: wrong}, header, data)
     os.mkfifo(folder / "pipe.safetensors")
+    for name in (b"a b", b"\xff"):
+        (folder / os.fsdecode(name + b".safetensors")).write_bytes((folder / "d0.safetensors").read_bytes())
     (folder / "folder.safetensors").mkdir()
     with TestClient(make_app(folder), base_url=LOCAL) as client:
         listed = client.get("/v1/domains")
         assert listed.status_code == 200
         assert [domain["name"] for domain in listed.json()["domains"]] == ["d0", "d1"]
-        rejected = {entry["name"] for entry in listed.json()["rejected"]}
-        assert rejected == {"bad-base", "bad-classes", "bad-metrics", "folder", "pipe"}
+        rejected = {entry["name"]: entry["reason"] for entry in listed.json()["rejected"]}
+        assert rejected.keys() == {"bad-base", "bad-classes", "bad-metrics", "folder", "pipe", "a b", "\\udcff"}
+        assert "cannot name a domain" in rejected["a b"]
         assert client.post("/v1/predict/auto", json={"images": [text(picture())]}).status_code == 200
 
 

@@ -117,6 +117,20 @@ def test_what_another_process_is_writing_is_kept_and_what_a_dead_one_left_is_rem
     assert path.read_bytes() == b"the first"
 
 
+def test_what_cannot_be_written_is_said_and_not_what_cannot_be_cleared_away(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match=r"file/x cannot be written: (Not a directory|File exists)"):
+        write_atomically(tmp_path / "file" / "x", b"")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileError, match="a cannot be written: No space left on device"):
+        write_atomically(tmp_path / "a", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_what_a_process_of_the_same_number_left_does_not_get_into_a_file(tmp_path):
     from threading import get_ident
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import polymask as pm
+from polymask.serve.process import _HEALTH_SECONDS
 from serving import JSON, picture, text
 
 pytestmark = pytest.mark.slow
@@ -164,6 +165,20 @@ def test_a_worker_that_is_killed_under_load_harms_neither_library_nor_server(fol
         assert ask(port, "POST", "/v1/predict", BODY)[0] == 200
         assert b"polymask_requests_total" in ask(port, "GET", "/metrics")[1]
     assert digests(folder) == before
+
+
+def test_a_worker_that_is_killed_as_soon_as_it_is_there_is_replaced_at_once(folder, tmp_path):
+    with polymask_serve(folder, tmp_path, "--workers", "2") as (process, port):
+        wait_for(lambda: len(workers_of(process)) == 2, process)
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        known = set(children(process.pid))
+        (young,) = wait_for(lambda: set(children(process.pid)) - known, process)
+        os.kill(young, signal.SIGKILL)  # it has said nothing yet
+        began = time.monotonic()
+        wait_for(lambda: set(children(process.pid)) - known - {young}, process)
+        assert time.monotonic() - began < _HEALTH_SECONDS / 2  # before its silence is noticed
+        wait_for(lambda: len(workers_of(process)) == 2, process)
+        assert ask(port, "POST", "/v1/predict", BODY)[0] == 200
 
 
 def test_workers_end_when_their_parent_is_killed(folder, tmp_path):

@@ -85,6 +85,28 @@ def test_a_client_that_leaves_in_the_middle_harms_nobody(folder):
             assert read_all(good).startswith(b"HTTP/1.1 200")
 
 
+def test_a_client_that_never_reads_its_answers_is_left(folder, monkeypatch):
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.3)
+    with running(make_app(folder)) as (_, address):
+        greedy = socket.socket()
+        greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        greedy.settimeout(PATIENCE)
+        with greedy:
+            greedy.connect(address)
+            ask = b"GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            give_up = time.monotonic() + PATIENCE
+            left = False
+            while not left and time.monotonic() < give_up:
+                try:
+                    greedy.sendall(ask * 100)
+                except ConnectionError:
+                    left = True
+            assert left
+        with connection(address) as good:
+            good.sendall(request(GOOD))
+            assert read_all(good).startswith(b"HTTP/1.1 200")
+
+
 def test_what_is_no_http_gets_400(folder):
     with running(make_app(folder)) as (_, address):
         for noise in (b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"\x00" * 100 + b"\r\n\r\n"):

@@ -75,6 +75,7 @@ class Library:
         self._lock = threading.Lock()
         self._known: dict[str, Entry] = {}
         self._rejected: dict[str, tuple[Stamp, str]] = {}
+        self._misnamed: dict[str, str] = {}  # files whose names no domain can have, and why
         for upload in folder.glob(f".*.upload-*{SUFFIX}.tmp"):  # left behind when a server was killed
             with contextlib.suppress(OSError):
                 if time.time() - upload.stat().st_mtime > _LEFTOVER:
@@ -120,16 +121,23 @@ class Library:
             gone = (self._known.keys() | self._rejected.keys()) - present
         for name in gone:
             self._drop(name)
-        found = []
+        found, misnamed = [], {}
         for name in sorted(present):
+            try:
+                check_name(name)
+            except DomainError as error:
+                misnamed[name.encode("utf-8", "backslashreplace").decode()] = str(error)
+                continue
             with contextlib.suppress(Refusal):
                 found.append(self.find(name))
+        self._misnamed = misnamed
         return found
 
     def rejected(self) -> dict[str, str]:
         """Packs of the folder that cannot be served, and why; as of the last look."""
         with self._lock:
-            return {name: reason for name, (_, reason) in sorted(self._rejected.items())}
+            unfit = {name: reason for name, (_, reason) in self._rejected.items()}
+        return dict(sorted((unfit | self._misnamed).items()))
 
     def load(self, entry: Entry) -> Domain:
         """The domain of a pack, everything checked; raise if the file was replaced meanwhile."""
