@@ -11,6 +11,10 @@ from polymask.data.cache import cache_splits
 from polymask.data.loader import Loader
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import ArraySplit, Shrink
+from polymask.report.learn_page import read_log
+from polymask.train.fit import EpochLog
+from polymask.train.learner import EpochRecord
+from polymask.train.recipe import Recipe
 from polymask.train.state import CheckpointError, images_identity, load_checkpoint, save_checkpoint
 
 STATE = {
@@ -53,6 +57,21 @@ def test_what_is_read_lies_where_fresh_tensors_lie_and_is_nobody_elses(saved):
     saved.write_bytes(bytes(saved.stat().st_size))
     assert torch.equal(read["best"]["mask"], STATE["best"]["mask"])
     assert all(tensor.data_ptr() % 64 == 0 for tensor in read["best"].values())
+
+
+def test_a_log_whose_last_line_was_cut_goes_on_with_whole_lines(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for cut in (b"", b'{"event": "epoch", "epo', b"\xff"):
+        with path.open("ab") as file:
+            file.write(cut)
+        log = EpochLog(path, {"seed": 0})
+        log.begin(Recipe(), 4, 0)
+        log.epoch(EpochRecord(0, 0.5, 50.0, None), 1.0)
+        log.end()
+    assert len(path.read_bytes().splitlines()) == 6
+    header, epochs = read_log(path)
+    assert header["seed"] == 0
+    assert [epoch["epoch"] for epoch in epochs] == [0]
 
 
 def loader_of(pixels, labels):

@@ -304,7 +304,7 @@ def stop_signals() -> Iterator[Stop]:
 
 
 class EpochLog(Listener):
-    """One JSON line for every epoch, after what is in the file already."""
+    """One JSON line for every epoch, after the whole lines that are in the file already."""
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path, self.header = path, header
@@ -312,6 +312,8 @@ class EpochLog(Listener):
 
     def begin(self, recipe: Recipe, steps: int, epoch: int) -> None:
         self.file = self.path.open("a")
+        written = self.path.read_bytes()
+        self.file.truncate(written.rfind(b"\n") + 1)  # without a line that was cut when its process was killed
         self._write({"event": "begin", "epoch": epoch, "steps": steps} | self.header)
 
     def epoch(self, record: EpochRecord, seconds: float) -> None:
