@@ -14,6 +14,7 @@ import polymask as pm
 from nets import batch, tiny_base, trained
 from polymask.benchmarks.jobs import layer_statistics
 from polymask.pack.hub import HubName
+from sequences import moved_at_random, new
 from stand_in_hub import READ_ONLY, TOKEN, StandInHub
 
 REPO = "someone/digits"
@@ -55,6 +56,15 @@ def pack(domain, tmp_path):
     path = tmp_path / "digits.safetensors"
     domain.save(path)
     return path.read_bytes()
+
+
+def test_what_domains_share_goes_along(hub, base):
+    method = pm.create_method("emr")
+    learned = [moved_at_random(new(base, method.first_stage(), seed=i), seed=i) for i in range(2)]
+    one, _ = method.settle(base, learned)
+    pm.push(one, REPO)
+    assert [name for name in hub.files(REPO) if name.endswith(".shared")]
+    assert torch.equal(pm.load_domain(f"hf:{REPO}", base)(base, batch()), one(base, batch()))
 
 
 def test_what_is_pushed_comes_back_to_the_bit(hub, base, domain):

@@ -220,6 +220,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         text = read_method(self.method)
         method = method_by(recipe, text.name, **text.options)
         method.check_own(False)  # these are one domain's images
+        method.check_alone()
         return method
 
     def load_images(self) -> "DomainData":

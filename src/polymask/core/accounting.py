@@ -5,8 +5,8 @@
 for T domains, the base's own among them, where N is the number of the base's parameters and A the bits that one more
 domain takes; no classifier is counted. The paper counts two numbers for a batch norm's channel (scale and shift) in A
 and in N. A pack also stores the two statistics: `params_stored` has them in A. What domains share is counted once; what
-stands in place of the base's own weights is not counted. A pack holds such tensors all the same, so that it needs no
-other file: `bits_per_weight(base, domain)` is of the pack.
+stands in place of the base's own weights is not counted. A pack holds such tensors all the same, unless they are in a
+file beside it: `bits_per_weight(base, domain)` is of the pack.
 
 A multiplication and an addition are two operations. Those of convolutions, matrix products and attention are counted,
 as torch's own counter does it; norms, activations and copies are not.
@@ -117,9 +117,10 @@ def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Acc
 
 
 def bits_per_weight(base: Base, domain: Domain) -> float:
-    """Bits that a domain stores, without its head, for each parameter of the base."""
-    bits = sum(bits for name, bits in component_bits(domain).items() if name != "head")
-    return bits / _parameters(base)
+    """Bits that a domain's pack has, without its head, for each parameter of the base."""
+    beside = domain.beside()
+    stored = {n: s for n, s in domain.stored().items() if n not in beside and not n.startswith("head/")}
+    return sum(map(_bits, stored.values())) / _parameters(base)
 
 
 def component_bits(domain: Domain) -> dict[str, int]:

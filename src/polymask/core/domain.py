@@ -168,6 +168,10 @@ class Domain(nn.Module):
             stored |= {f"head/{n}": p.detach() for n, p in self.head.named_parameters()}
         return stored
 
+    def beside(self) -> set[str]:
+        """The names of stored tensors that domains share, and that are kept once in a file beside their packs."""
+        return {f"{place}/{name}" for place, part in self.named_parts() for name in part.beside}
+
     def restore(self, stored: Mapping[str, Stored]) -> Self:
         """Take on the stored form: masks become bits, nothing is learned any more.
 
@@ -189,7 +193,8 @@ class Domain(nn.Module):
 
     def frozen(self) -> Self:
         """A copy in the stored form; the original may learn on without changing it."""
-        stored = {n: t.clone() if isinstance(t, Tensor) else t for n, t in self.stored().items()}
+        shared = self.beside()
+        stored = {n: t.clone() if isinstance(t, Tensor) and n not in shared else t for n, t in self.stored().items()}
         return structural_copy(self).restore(stored)
 
     def save(self, path: str | Path) -> None:

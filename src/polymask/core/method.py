@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polymask.core.domain import Domain
 
 Images = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # one pass over (images, labels)
+Measure = Callable[["Domain"], float | None]  # gathers a domain's norms again; its result on val, higher is better
 _LARGEST = 1e9  # of any number among the options: a pack of a stranger may say anything
 
 
@@ -96,6 +97,7 @@ class AmongDomains:
     refines: ClassVar[Stage | None] = None  # the stage of what `settle` leaves to learn on, if any
     joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
     settles: ClassVar[bool] = False  # `settle` changes domains, though none depends on another before
+    needs_others: ClassVar[bool] = False  # one domain alone would be another method
 
     name: str
 
@@ -106,6 +108,14 @@ class AmongDomains:
                 f"{self.name or type(self).__name__} trains the base on its own images first, and there are none: give "
                 "them (fit_all(..., own=), or the folder of the base's own domain in a benchmark's data), or take "
                 "another method"
+            )
+
+    def check_alone(self) -> None:
+        """Raise where one domain alone cannot be learned."""
+        if self.needs_others:
+            raise MethodError(
+                f"{self.name or type(self).__name__} makes one update of what several domains changed, and this is "
+                "one domain: learn several together (fit_all, polymask benchmark), or take another method"
             )
 
     @property
@@ -136,6 +146,10 @@ class AmongDomains:
     def settle(self, base: "Base", domains: Sequence["Domain"]) -> "Sequence[Domain]":
         """All domains as they are once the last has learned; those that can learn go on."""
         return domains
+
+    def finish(self, base: "Base", learned: "Domain", settled: "Domain", measure: Measure) -> "Domain":
+        """What becomes of a domain that has settled, by its own images."""
+        return settled
 
     def moved(self, base: "Base", domains: Sequence["Domain"]) -> dict[str, Tensor]:
         """The base's own tensors as the method has changed them, by name."""

@@ -30,6 +30,7 @@ class Part(nn.Module):
 
     components: ClassVar[Mapping[str, str]] = {}  # what a stored tensor counts as in accounting
     stored_names: ClassVar[Mapping[str, str]] = {}  # of tensors that are stored under another name
+    beside: ClassVar[tuple[str, ...]] = ()  # stored tensors that domains share: kept once, beside their packs
     learns_weights: ClassVar[bool] = False  # whole weights, which want smaller steps than scores
 
     def component(self, name: str) -> str:

@@ -17,6 +17,7 @@ import json
 import lzma
 import math
 import os
+import re
 import stat
 import struct
 import zlib
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from polymask import __version__
 from polymask.errors import FileError, PackError
-from polymask.files import PACK_KEY, SUFFIX, check_fields, json_object, write_atomically
+from polymask.files import NAME, PACK_KEY, SUFFIX, check_fields, json_object, write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,13 +97,16 @@ class BitArray:
 
 
 TARGET = "target"  # the note in `recipe` that says what a head's outputs mean, in packs of format 2
+SHARED = "shared"  # the note in `recipe` that names what is shared with other packs, in packs of format 3
+ENDING = ".shared"  # of such files
 
 
 @dataclass(frozen=True)
 class Manifest:
     """What a pack says about its domain.
 
-    Format 2 is format 1 with a head that is not one of classes; `recipe` says of what. Readers of format 1 refuse it.
+    Format 2 is format 1 with a head that is not one of classes; `recipe` says of what. Format 3 is format 2 with
+    tensors in a file beside the pack, which `recipe` names. Readers of an earlier format refuse a later one.
     """
 
     method: str
@@ -118,7 +122,7 @@ class Manifest:
     format: int = 1
     sha256: str = ""
 
-    formats: ClassVar[tuple[int, ...]] = (1, 2)  # that can be read
+    formats: ClassVar[tuple[int, ...]] = (1, 2, 3)  # that can be read
 
     @property
     def tested(self) -> tuple[str, Any]:
@@ -130,8 +134,24 @@ class Manifest:
     @property
     def target(self) -> str:
         """What the head's outputs are: classes, labels or values."""
-        note = self.recipe.get(TARGET) if self.format == 2 else None
+        note = self.recipe.get(TARGET) if self.format > 1 else None
         return str(note.get("kind")) if isinstance(note, dict) else "classes"
+
+    @property
+    def beside(self) -> str | None:
+        """The name of the file with what the pack shares with others; None where it stands alone."""
+        return beside_file(self.recipe.get(SHARED)) if self.format == 3 else None
+
+
+def beside_file(note: Any) -> str:
+    """The file that a pack's note names, in its own folder; raise where the note makes no sense."""
+    good = isinstance(note, dict) and note.keys() == {"file", "sha256"}
+    good = good and all(isinstance(text, str) for text in note.values())
+    if not good or not re.fullmatch("[0-9a-f]{64}", note["sha256"]):
+        raise PackError(f"what it shares with other packs makes no sense: {str(note)[:200]}")
+    if not re.fullmatch(rf"{NAME}-{note['sha256'][:16]}{re.escape(ENDING)}", note["file"]):
+        raise PackError(f"what it shares with other packs makes no sense: {str(note)[:200]}")
+    return str(note["file"])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from polymask import __version__
 from polymask.errors import HubError, PolymaskError
 from polymask.files import SUFFIX
+from polymask.pack.format import inspect
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -121,12 +122,16 @@ def out_of_reach() -> tuple[type[Exception], ...]:
 def fetch(name: HubName) -> Path:
     """Download a pack, unless it is in the cache; without a file's name, the only one there is.
 
-    Offline, what was downloaded before is used.
+    What it shares with others comes along. Offline, what was downloaded before is used.
     """
     hub = open_hub()
     with explained(str(name)):
         file = name.file or _only_pack(hub, name)
-        return Path(hub.hf_hub_download(name.repo, file, revision=name.revision))
+        pack = Path(hub.hf_hub_download(name.repo, file, revision=name.revision))
+        if (beside := inspect(pack).manifest.beside) is not None:
+            folder = file.rpartition("/")[0]
+            hub.hf_hub_download(name.repo, f"{folder}/{beside}".lstrip("/"), revision=name.revision)
+        return pack
 
 
 def _only_pack(hub: "HfApi", name: HubName) -> str:

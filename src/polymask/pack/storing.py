@@ -17,8 +17,9 @@ from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.core.target import CLASSES, Target, read_target
 from polymask.errors import PackError, PackWarning, PolymaskError
-from polymask.pack.format import TARGET, BitArray, Manifest, read_pack, write_pack
+from polymask.pack.format import SHARED, TARGET, BitArray, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
+from polymask.pack.shared import read_shared, write_shared
 
 RESPONSE = "base_response"  # the note of `recipe` that says what the base computes
 _LIKE = 0.005  # of the largest value: another device rounds otherwise, by less
@@ -27,14 +28,18 @@ Array = np.ndarray[Any, Any] | BitArray  # a tensor as it stands in a pack
 
 
 def save_domain(domain: Domain, path: str | Path) -> None:
-    """Write a domain's pack: the whole file or nothing."""
+    """Write a domain's pack: the whole file or nothing. What it shares with others goes to a file beside it, once."""
     if domain.method.name not in list_methods():
         raise PackError(
             f"{path} is not written: the method has no registered name, so nobody could read "
             "it; register(name, method) and make the domain by that name"
         )
     tensors: dict[str, Array] = {}
+    beside = domain.beside()
+    shared = {n: t for n, t in domain.stored().items() if n in beside and isinstance(t, torch.Tensor)}
     for name, stored in domain.stored().items():
+        if name in beside:
+            continue
         if isinstance(stored, Bits):
             tensors[name] = BitArray.encoded(stored.to_bytes(), stored.shape)
             continue
@@ -45,6 +50,9 @@ def save_domain(domain: Domain, path: str | Path) -> None:
             )
         tensors[name] = stored.cpu().numpy()
     note = domain.target.note()
+    notes: dict[str, Any] = {TARGET: note} if note else {}
+    if shared:
+        notes[SHARED] = write_shared(Path(path).parent, domain.method.name, shared, domain.fingerprint)
     manifest = Manifest(
         method=domain.method.name,
         options=domain.method.options(),
@@ -52,9 +60,9 @@ def save_domain(domain: Domain, path: str | Path) -> None:
         fingerprint=domain.fingerprint,
         input=domain.input.to_json(),
         classes=domain.classes,
-        recipe=domain.recipe | {RESPONSE: domain.base_response} | ({TARGET: note} if note else {}),
+        recipe=domain.recipe | {RESPONSE: domain.base_response} | notes,
         metrics=domain.metrics,
-        format=2 if note else 1,
+        format=3 if shared else 2 if note else 1,
     )
     write_pack(path, manifest, tensors)
 
@@ -91,11 +99,27 @@ def load_domain(path: str | Path, base: Base) -> Domain:
         domain.target = target_of(manifest)
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
-    kept_apart = (RESPONSE,) if manifest.format == 1 else (RESPONSE, TARGET)
+    kept_apart = (RESPONSE, TARGET, SHARED)[: manifest.format]
     domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
     domain.metrics = manifest.metrics
     domain.base_response = _checked_response(path, base, manifest.recipe.get(RESPONSE))
-    return domain.restore(_checked(path, domain, tensors, widen=base.dtype == torch.float16)).to(base.device)
+    stored = _checked(path, domain, tensors, widen=base.dtype == torch.float16)
+    if manifest.format == 3:
+        stored |= _shared_by(path, domain, manifest)
+    return domain.restore(stored).to(base.device)
+
+
+def _shared_by(path: Path, domain: Domain, manifest: Manifest) -> dict[str, Stored]:
+    """What a domain shares with others, from the file beside its pack."""
+    try:
+        found = read_shared(path.parent, manifest.recipe.get(SHARED), manifest.fingerprint)
+    except PackError as error:
+        raise PackError(f"{path}: {error}") from error
+    expected = {name: tensor for name, tensor in domain.stored().items() if name in domain.beside()}
+    shapes = [{n: (tuple(t.shape), getattr(t, "dtype", None)) for n, t in one.items()} for one in (expected, found)]
+    if shapes[0] != shapes[1]:
+        raise PackError(f"{path}: {manifest.beside} does not fit its method on this base; copy both again")
+    return dict(found)
 
 
 def _checked_response(path: Path, base: Base, note: Any) -> dict[str, Any]:
@@ -122,7 +146,7 @@ def _checked_response(path: Path, base: Base, note: Any) -> dict[str, Any]:
 
 def target_of(manifest: Manifest) -> Target:
     """What the outputs of a pack's head mean; raise where its note makes no sense."""
-    if manifest.format == 1:
+    if manifest.format == 1 or (manifest.format == 3 and TARGET not in manifest.recipe):
         return CLASSES
     return read_target(manifest.recipe.get(TARGET), manifest.classes)
 
@@ -138,7 +162,7 @@ def _checked(path: Path, domain: Domain, found: Mapping[str, Array], *, widen: b
 
     `widen` turns halves into what learns now in 32 bits: it was once kept in the base's type.
     """
-    expected = domain.stored()
+    expected = {name: tensor for name, tensor in domain.stored().items() if name not in domain.beside()}
     if expected.keys() != found.keys():
         odd = sorted(expected.keys() ^ found.keys())
         more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""

@@ -13,7 +13,7 @@ from polymask.core.domain import Domain
 from polymask.errors import HubError
 from polymask.files import SUFFIX, check_name
 from polymask.nets.zoo import BUILT_IN
-from polymask.pack.format import PackInfo, inspect
+from polymask.pack.format import ENDING, PackInfo, inspect
 from polymask.pack.hub import PREFIX, HubName, explained, files_in, open_hub
 from polymask.report.page_parts import PAPER
 
@@ -196,7 +196,7 @@ def _files(
     """The files of the commit, by their paths in the repository."""
     pack = file.name
     alone = not any(other.endswith(SUFFIX) and other != pack for other in there)
-    files = {pack: file.read_bytes()}
+    files = {path.name: path.read_bytes() for path in (file, *file.parent.glob(f"*{ENDING}"))}
     drawing = _figure(domain)
     figure = f"{pack.removesuffix(SUFFIX)}.masks.svg" if drawing else None
     if figure and drawing:

@@ -6,6 +6,7 @@ depend on the order, hand weights on, or train what domains share; what they for
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +31,7 @@ from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import plain
 
 _BATCHES = 4  # of each domain, for the agreement
+_MOST = 100  # batches at most, for the statistics of norms
 _OWN = "own"  # the base's own domain, among files
 
 
@@ -153,6 +155,7 @@ def fit_all(
     for name, domain in zip(names, settled, strict=True):
         if domain is not domains[name]:
             domain.input = domains[name].input
+            domain = method.finish(base, domains[name], domain, partial(_measured, base, chosen[name]))
             domains[name] = teacher.refine(name, domain, chosen[name])
             final[name] = lesson_accuracy(base, domain, chosen[name])
     if folder is not None:
@@ -167,6 +170,15 @@ def fit_all(
         if own is not None and teacher.own is not None:  # with the head that it learned there
             after = replace(after, accuracy_after=lesson_accuracy(base, teacher.own, own))
     return Fitted(domains, teacher.histories, learned, final, after)
+
+
+def _measured(base: Base, lesson: Lesson, domain: Domain) -> float | None:
+    """Gather the statistics of a domain's norms again, from its training images; its result on val."""
+    domain.reestimate_norms(base, (base.placed(images) for images, _ in islice(lesson.train.batches(0), _MOST)))
+    if lesson.val is None:
+        return None
+    found = evaluate(base, domain, lesson.val)
+    return -found if domain.target.lower_is_better else found
 
 
 def lesson_accuracy(base: Base, domain: Domain, lesson: Lesson) -> float | None:

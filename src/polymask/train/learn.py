@@ -156,6 +156,7 @@ def learn(
     if isinstance(method, str):
         method = method_by(recipe, method, **options)
     method.check_own(False)  # these are one domain's images
+    method.check_alone()
     if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
     elif not isinstance(data, DomainData):
