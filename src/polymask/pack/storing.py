@@ -130,10 +130,10 @@ def _checked_response(path: Path, base: Base, note: Any) -> dict[str, Any]:
         return {"shape": list(base.input.shape), "values": base.response(base.input.shape)}
     try:
         shape, then = tuple(map(int, note["shape"])), [float(value) for value in note["values"]]
-        if len(shape) != len(base.input.shape) or math.prod(shape) > _LARGEST_IMAGE:
+        if len(shape) != len(base.input.shape) or min(shape) < 1 or math.prod(shape) > _LARGEST_IMAGE:
             raise ValueError(f"an image of shape {shape}")
         now = base.response(shape)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, OverflowError, TypeError, ValueError, RuntimeError) as error:
         raise PackError(f"{path}: what it says of its base makes no sense: {error}") from error
     scale = max((abs(value) for value in now), default=0.0)
     if len(then) != len(now) or any(abs(a - b) > _LIKE * scale for a, b in zip(then, now, strict=True)):
