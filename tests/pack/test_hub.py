@@ -64,7 +64,8 @@ def test_what_domains_share_goes_along(hub, base):
     one, _ = method.settle(base, learned)
     pm.push(one, REPO)
     assert [name for name in hub.files(REPO) if name.endswith(".shared")]
-    assert torch.equal(pm.load_domain(f"hf:{REPO}", base)(base, batch()), one(base, batch()))
+    images, _ = batch()
+    assert torch.equal(pm.load_domain(f"hf:{REPO}", base)(base, images), one(base, images))
 
 
 def test_what_is_pushed_comes_back_to_the_bit(hub, base, domain):
