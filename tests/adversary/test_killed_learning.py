@@ -22,8 +22,14 @@ def in_stages(name: str) -> bool:
     return changes or method.base_stage or not method.alone
 
 
+def learns_one(name: str) -> bool:
+    """Whether the command takes a method: for one domain, without the base's own images."""
+    method = pm.create_method(name)
+    return not (method.needs_own or method.needs_others)
+
+
 STAGED = sorted(name for name in ONE_OF_A_KIND if in_stages(name))
-BY_COMMAND = ["affine-full", "ba2", *(name for name in STAGED if not pm.create_method(name).needs_own)]
+BY_COMMAND = ["affine-full", "ba2", *(name for name in STAGED if learns_one(name))]
 
 
 def killed(how: str, method: str, folder: Path, *places: object) -> dict:
