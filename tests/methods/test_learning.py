@@ -56,6 +56,8 @@ UNCLAIMED = {
     "piggyback-star": "as above",
     "affine-full-no-k2": "11 points, 3 of them with one of the seeds",
     "bitdelta-column": "at the others' rate a step of refining multiplies its sizes, of which there are many",
+    "bitfit": "as norms, and of these the shifts alone",
+    "supsup": "half of the base is gone at the start, and its scale and shift of norms stay",
     "lwf": "it holds on to what was said before, under the base's statistics",
     "ewc": "it holds on to what the base knew, and at its strength learns little else in 40 steps",
 }

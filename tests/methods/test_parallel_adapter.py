@@ -127,7 +127,7 @@ def test_ten_domains_take_twice_the_base_as_the_literature_counts():
     ("options", "message"),
     [
         ({"sites": "conv"}, "sites='conv' is not one of spatial, all"),
-        ({"start": "identity"}, "start='identity' is not one of he, zero"),
+        ({"start": "ones"}, "start='ones' is not one of he, zero, identity"),
         ({"init": 0.1}, "no option 'init'"),
     ],
 )

@@ -25,7 +25,7 @@ from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.method import Method
 from polymask.core.network import named_tensors
-from polymask.core.parts import Stored
+from polymask.core.parts import Stored, head_tensors
 from polymask.core.registry import create_method, skeleton
 from polymask.errors import PolymaskError
 
@@ -102,7 +102,7 @@ def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Acc
     stored = each + components["norm_statistics"]
     more = max(domains - 1, 1)
     times = 1 if method.cumulative else domains - 1
-    transformed = dict(fitted[-1].named_transforms())
+    transformed = {name for name, transform in fitted[-1].named_transforms() if not transform.keeps_weight}
     return Account(
         base=base.name,
         method=method.name,
@@ -133,7 +133,7 @@ def component_bits(domain: Domain) -> dict[str, int]:
         for name, stored in norm.stored().items():
             bits["moved" if domain.method.moves_norms else norm.component(name)] += _bits(stored)
     if domain.head is not None:
-        bits["head"] = sum(_bits(p) for p in domain.head.parameters())
+        bits["head"] = sum(map(_bits, head_tensors(domain.head).values()))
     return bits
 
 

@@ -18,7 +18,16 @@ from polymask.core.base import Base, Momentum
 from polymask.core.merge import merge
 from polymask.core.method import Method
 from polymask.core.network import put_tensors, structural_copy
-from polymask.core.parts import OwnNorm, Part, Route, Stored, Transform, linear_head, own_norms
+from polymask.core.parts import (
+    MappedLinear,
+    OwnNorm,
+    Part,
+    Route,
+    Stored,
+    Transform,
+    head_tensors,
+    own_norms,
+)
 from polymask.core.survey import Site
 from polymask.core.target import CLASSES, Target
 from polymask.errors import DomainError
@@ -57,7 +66,7 @@ class Domain(nn.Module):
                     f"base {base.name} does not give one feature vector an image, so it takes no linear head; give it "
                     "pooled features, or make the domain with classes=None"
                 )
-            self.head = linear_head(base.feature_dim, len(self.classes), base.weight_dtype)
+            self.head = method.head(base.feature_dim, len(self.classes), base.weight_dtype)
 
     def __repr__(self) -> str:
         names = self.classes or []
@@ -79,7 +88,7 @@ class Domain(nn.Module):
                 weights[name] = transform.layer_weight(base.tensor(name))
                 continue
             site = self.sites[name]
-            if name not in weights:
+            if name not in weights and not transform.keeps_weight:
                 weights[name] = transform.weight(base.tensor(name))
             bias = transform.bias(base.tensor(site.bias) if site.has_bias else None)
             if bias is not None:
@@ -165,7 +174,7 @@ class Domain(nn.Module):
         for place, part in self._stored_parts():
             stored |= {f"{place}/{n}": t for n, t in part.stored().items()}
         if self.head is not None:
-            stored |= {f"head/{n}": p.detach() for n, p in self.head.named_parameters()}
+            stored |= {f"head/{n}": tensor for n, tensor in head_tensors(self.head).items()}
         return stored
 
     def beside(self) -> set[str]:
@@ -184,6 +193,8 @@ class Domain(nn.Module):
         for place, part in self._stored_parts():
             part.restore(parts[place])
         if self.head is not None:
+            if isinstance(self.head, MappedLinear):
+                self.head = self.head.unmapped()
             put_tensors(self.head, parts["head"])
         return self.requires_grad_(False).eval()
 

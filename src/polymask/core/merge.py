@@ -27,6 +27,7 @@ from polymask.errors import DomainError
 if TYPE_CHECKING:
     from polymask.core.base import Base
     from polymask.core.domain import Domain
+    from polymask.core.parts import Transform
 
 
 def merge(domain: "Domain", base: "Base", *, compact: bool = False) -> nn.Module:
@@ -77,11 +78,11 @@ class WorkingNetwork:
 
     def has_room_for(self, domain: "Domain") -> bool:
         """Whether its memory is just what the domain's weights take."""
-        return self._memory.keys() == dict(domain.named_transforms()).keys()
+        return self._memory.keys() == _changing(domain).keys()
 
     def write(self, domain: "Domain") -> dict[str, Tensor]:
         """The weights of a domain that it transforms, written to the network's memory."""
-        transforms = dict(domain.named_transforms())
+        transforms = _changing(domain)
         self._make_room(list(transforms))
         written = domain.method.together(self.base, domain, self._memory)
         for name, transform in transforms.items():
@@ -107,6 +108,11 @@ class WorkingNetwork:
                 owner._parameters[leaf] = tensor
             else:
                 owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+
+
+def _changing(domain: "Domain") -> "dict[str, Transform]":
+    """The transforms whose W~ is not W."""
+    return {name: transform for name, transform in domain.named_transforms() if not transform.keeps_weight}
 
 
 def check_mergeable(domain: "Domain") -> None:

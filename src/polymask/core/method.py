@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, get_args, get_origin
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from polymask.core.parts import NormPolicy, Objective, Part, Route, Transform
+from polymask.core.parts import NormPolicy, Objective, Part, Route, Transform, linear_head
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 
@@ -162,8 +163,9 @@ class Method(OptionChecks, InStages, AmongDomains, ABC):
 
     `norms` says whose the norm layers are: "own": the domain's own scale, shift and statistics, in training mode while
     it learns; "shared": the base's, frozen, in eval mode; "affine": own scale and shift on the base's statistics;
-    "stats": own statistics under the base's scale and shift. `norm_momentum` is that of own statistics (None: as the
-    network has it), and `norm_reestimate` averages them over the training images once more after training.
+    "stats": own statistics under the base's scale and shift; "bias": own shift alone. `norm_momentum` is that of own
+    statistics (None: as the network has it), and `norm_reestimate` averages them over the training images once more
+    after training.
     """
 
     name: str = ""
@@ -208,6 +210,10 @@ class Method(OptionChecks, InStages, AmongDomains, ABC):
     def route(self, base: "Base") -> Route | None:
         """How images go through the base, for the few methods where activations decide."""
         return None
+
+    def head(self, features: int, classes: int, dtype: torch.dtype) -> nn.Linear:
+        """The head of a new domain, for features of type `dtype`."""
+        return linear_head(features, classes, dtype)
 
     def objective(self, base: "Base", domain: "Domain", images: Images) -> Objective | None:
         """What is added to the loss while `domain` learns from `images`."""

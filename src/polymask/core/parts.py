@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from polymask.core.base import Base
 
 Stored = Tensor | Bits
-NormPolicy = Literal["own", "shared", "affine", "stats"]
+NormPolicy = Literal["own", "shared", "affine", "stats", "bias"]
 COUNTER = "num_batches_tracked"  # of batch norms: matters while statistics are gathered, never afterwards
 
 
@@ -70,6 +70,11 @@ class Transform(Part, ABC):
     # In training mode `output` stands for `weight`; in eval mode both would give the same.
     acts_on_output: ClassVar[bool] = False
     adapts: ClassVar[bool] = True  # not where it only carries what all domains share
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether W~ is W itself, which then is not made."""
+        return False
 
     def begin(self, base_weight: Tensor) -> None:
         """Look at W once, when a domain is new."""
@@ -190,11 +195,40 @@ def linear_head(features: int, classes: int, dtype: torch.dtype, *, device: str 
     return kind(features, classes, dtype=wide, device=device)
 
 
+def head_tensors(head: nn.Linear) -> dict[str, Tensor]:
+    """What is stored of a head: the weight and the bias of one linear map."""
+    named = {name: p.detach() for name, p in head.named_parameters()}
+    return {"weight": head.folded().detach(), "bias": named["bias"]} if isinstance(head, MappedLinear) else named
+
+
 class WideLinear(nn.Linear):
     """A linear map in its own, wider type of features in half precision."""
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
+
+
+class MappedLinear(WideLinear):
+    """A head on features that a matrix maps first, H (P f) + c; P learns from I, and H P is what is stored."""
+
+    def __init__(self, features: int, classes: int, dtype: torch.dtype) -> None:
+        super().__init__(features, classes, dtype=learned_type(dtype))
+        self.feature_dtype = dtype
+        self.map = nn.Parameter(torch.eye(features, dtype=learned_type(dtype)))
+
+    def unmapped(self) -> nn.Linear:
+        """A head for H P, without memory yet."""
+        return linear_head(self.in_features, self.out_features, self.feature_dtype, device="meta")
+
+    def folded(self) -> Tensor:
+        """H P."""
+        if self.weight.is_meta:  # only its shape is wanted, and there is no autocast
+            return self.weight
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return self.weight @ self.map
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(features.to(self.weight.dtype), self.folded(), self.bias)
 
 
 class NormPlaces:
@@ -205,7 +239,8 @@ class NormPlaces:
     """
 
     def __init__(self, base: "Base", norm: Norm, policy: NormPolicy) -> None:
-        self.affine = norm.affine if policy in ("own", "affine") else ()
+        learned = {"own": norm.affine, "affine": norm.affine, "bias": ("bias",)}.get(policy, ())
+        self.affine = tuple(name for name in norm.affine if name in learned)
         self.statistics = norm.statistics if policy in ("own", "stats") else ()
         layer = base.net.get_submodule(norm.name)
         self.widens = bool(norm.statistics) and isinstance(layer, _NormBase)

@@ -66,6 +66,11 @@ class Site:
         return self.groups > 1 and inputs == 1
 
     @property
+    def takes_bias(self) -> bool:
+        """Whether a transform may give it a bias: the layer has one, or can be given one."""
+        return self.has_bias or self.name.rpartition(".")[2] == "weight"
+
+    @property
     def spatial(self) -> bool:
         """Whether it is a kernel larger than 1x1."""
         return any(side > 1 for side in self.shape[2:])

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from polymask.core.domain import Domain
 
 
+Start = Literal["he", "zero", "identity"]
+_LITTLE = 1e-4  # of the identity
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelAdapter(Method):
     """W~ = W + A at the centre tap.
@@ -47,10 +51,11 @@ class ParallelAdapter(Method):
     as W. A kernel with an even side has no centre tap and is left alone by both.
     `start`: "zero" starts at the base. "he" draws A from N(0, 2 / C_out), as the original does: a
     random A perturbs every layer, which takes its 120 epochs (`residual-adapters`) to make up for.
+    "identity" is 1e-4 I, the start of `tsa`.
     """
 
     sites: Literal["spatial", "all"] = "spatial"
-    start: Literal["he", "zero"] = "zero"
+    start: Start = "zero"
 
     title: ClassVar[str] = "parallel adapters"
     reference: ClassVar[str] = "arXiv 1803.10082"
@@ -86,6 +91,9 @@ class CentreTap(Transform):
         adapter = torch.zeros(site.shape[:2], dtype=site.learned_dtype)
         if method.start == "he":
             adapter.normal_(0.0, math.sqrt(2.0 / site.channels))
+        elif method.start == "identity":
+            rows, columns = adapter.shape
+            adapter += _LITTLE * torch.eye(rows // site.groups, columns).repeat(site.groups, 1)
         self.adapter = nn.Parameter(adapter)
 
     def weight(self, base_weight: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["step", "cosine"]
 Selection = Literal["best", "last"]
-Norms = Literal["own", "shared", "affine", "stats"]
+Norms = Literal["own", "shared", "affine", "stats", "bias"]
 Balance = Literal["weights", "sampler"]
 _NEWER = ("balance", "patience")  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")

@@ -1,0 +1,35 @@
+"""SupSup: a mask over a network that never learns.
+
+    W~ = W∘M,        M = 1[R >= 0]
+
+It is the affine form with k0 = k1 = k2 = 0 and k3 = 1, as Piggyback, with scores R drawn around the threshold: a fresh
+domain has half of the weights, at random. The original's network is random itself, so that nothing is lost by this; to
+have that, load the base with `pretrained=False`. On a pretrained base the first half of the training makes up for it,
+and `piggyback`, which starts with all weights, is the better choice.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from polymask.core.method import Method
+from polymask.methods.affine.method import Affine
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupSup(Affine):
+    """W~ = W∘M from scores around the threshold; options as those of `piggyback`."""
+
+    title: ClassVar[str] = "SupSup"
+    reference: ClassVar[str] = "arXiv 2006.14769"
+    differences: ClassVar[str] = (
+        "This is the faster of the original's two masks, which keeps scores above zero; the other keeps a fixed share "
+        "of the largest scores in each layer, which thresholds do not hold. The range of the scores is one for all "
+        "layers, the original's Kaiming's for each. Its batch norms have no scale and shift, and statistics for each "
+        "task: here the base's scale and shift, and own statistics. Which domain an image is of is given, not inferred "
+        "from the entropy of a mix of masks. WSN (ICML 2022), which learns such masks and the weights that they pick "
+        "together and freezes these, is not here: `packnet` freezes what a domain owns too, but picks it by size after "
+        "learning, and lets a later domain see all that came before it, where WSN's domain picks from it."
+    )
+
+
+PRESETS: dict[str, Method] = {"supsup": SupSup(k0=0.0, k1=0.0, k2=0.0, k3=1.0, norms="stats", scores=(-1e-2, 1e-2))}
