@@ -43,7 +43,7 @@ class Lora(Method):
     differences: ClassVar[str] = (
         "The first LoRA package factors a (C_out k) x (C_in k) matrix of a convolution; here, as in PEFT, it is "
         "C_out x (C_in k k): a convolution to r channels, then a 1x1. It gives the parts of a fused qkv layer an A "
-        "each, and leaves out keys; here they share A, and none is left out. Every site has an update, not the "
+        "each, and can leave some out; here they share A, and none is left out. Every site has an update, not the "
         "attention's alone. No dropout."
     )
 

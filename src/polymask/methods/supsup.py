@@ -4,8 +4,8 @@
 
 It is the affine form with k0 = k1 = k2 = 0 and k3 = 1, as Piggyback, with scores R drawn around the threshold: a fresh
 domain has half of the weights, at random. The original's network is random itself, so that nothing is lost by this; to
-have that, load the base with `pretrained=False`. On a pretrained base the first half of the training makes up for it,
-and `piggyback`, which starts with all weights, is the better choice.
+have that, load the base with `pretrained=False`. A pretrained base loses half of its weights at the start, and
+`piggyback`, which starts with all of them, does not.
 """
 
 from dataclasses import dataclass

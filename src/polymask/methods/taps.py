@@ -7,7 +7,7 @@ gradient passes the gate as if it were s itself: dE/ds = <dE/dW~, D>. The last t
 open only where its change helps. Of a layer whose gate is closed in the end nothing is stored: it is the base's.
 
 What a domain takes is known once it has learned. The bits in tables of methods are those of a domain whose gates are
-all open, the most that it can be; `polymask show` and a benchmark's tables count what is there.
+all open, the most that it can be; what `learn` reports and a benchmark's tables count what is there.
 """
 
 from collections.abc import Mapping, Sequence
