@@ -1,7 +1,8 @@
-"""Verbs between packs and other formats: convert, merge, export."""
+"""The verb that turns fine-tuned checkpoints into packs."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
@@ -9,14 +10,13 @@ import tyro
 from polymask.cli.verb import (
     BaseVerb,
     ImagesVerb,
-    PackVerb,
     given_fields,
-    image_files,
     recipe_overrides,
     size_text,
     table,
 )
-from polymask.errors import DomainError, ExportError
+from polymask.errors import DomainError
+from polymask.pack.format import inspect
 from polymask.train.recipe import get_recipe
 
 if TYPE_CHECKING:
@@ -28,22 +28,23 @@ TrainingOverrides: Any = recipe_overrides("TrainingOverrides", without=_DECIDED)
 
 @dataclass(kw_only=True)
 class ConvertVerb(ImagesVerb, BaseVerb):
-    """Turn a network that was fine-tuned from a base into a one-bit pack."""
+    """Turn networks that were fine-tuned from a base into packs of about one bit a weight."""
 
-    checkpoint: tyro.conf.Positional[Path]
-    """Its state dict: .safetensors, or a .pth that holds nothing but tensors."""
+    checkpoints: tyro.conf.Positional[list[str]]
+    """State dicts (.safetensors, or .pth that hold only tensors), or folders of transformers; NAME=FILE names one."""
     base: str
-    """The base that it was fine-tuned from: built-in, timm:NAME, torchvision:NAME or a file."""
-    name: str
-    """The domain's name: its pack becomes LIBRARY/NAME.safetensors."""
+    """The base that they were fine-tuned from: built-in, timm:NAME, torchvision:NAME, transformers:FOLDER or a file."""
+    name: str | None = None
+    """The domain's name, where there is one checkpoint: its pack becomes LIBRARY/NAME.safetensors; else the file's."""
     method: str = "bitdelta"
-    """bitdelta: a size a layer; bitdelta-row, bitdelta-column: one for each output or input channel."""
+    """bitdelta: a size a layer; bitdelta-row, bitdelta-column: one for each output or input channel; tall-mask, emr:
+    several checkpoints share one update; affine-full: as --train-masks."""
     data: str | None = None
-    """Images as for `learn`: the scales are refined on them, and the outputs compared."""
+    """Images as for `learn`: scales are refined on them, and outputs compared; {name} stands for the domain's name."""
     classes: Path | None = None
-    """A file of class names in the order of the outputs, one a line; else those of the data."""
+    """A file of class names in the order of the outputs, one a line, {name} as for --data; else those of the data."""
     side: int | None = None
-    """The size in pixels that it was trained at, where that is not the base's."""
+    """The size in pixels that they were trained at, where that is not the base's."""
     statistics: Literal["auto", "checkpoint", "images"] = "auto"
     """Whose batch-norm statistics to keep; auto: those that bring the outputs nearer on val."""
     scale_steps: int = 200
@@ -59,28 +60,93 @@ class ConvertVerb(ImagesVerb, BaseVerb):
     overrides: TrainingOverrides = field(default_factory=TrainingOverrides)
 
     def run(self) -> dict[str, Any]:
-        from polymask.conversion.convert import convert, name_outputs, one_bit_method, recipe_at
-        from polymask.conversion.finetuned import Finetuned
-        from polymask.data.load import load_data
+        from polymask.conversion.convert import convertible
         from polymask.files import check_name
-        from polymask.train.progress import LiveProgress
+        from polymask.methods.shared_update import SharedUpdate
 
-        check_name(self.name)
-        pack = self.out / f"{self.name}.safetensors"
+        if self.method == "affine-full":
+            self.method, self.train_masks = "bitdelta", True
+        named = named_checkpoints(self.checkpoints, self.name)
+        for name in named:
+            check_name(name)
         self.check_settings(self.out)
-        self.check_free(pack)
         if self.train_masks and self.data is None:
             raise DomainError("--train-masks needs labelled images; give --data")
-        one_bit_method(self.method, masks=self.train_masks)
+        chosen = convertible(self.method, masks=self.train_masks)
+        if len(named) == 1 and isinstance(chosen, SharedUpdate):
+            raise DomainError(f"{self.method} shares one update among several checkpoints; give more, or take bitdelta")
+        if len(named) > 1:
+            return self._convert_all(named)
+        ((self.name, checkpoint),) = named.items()
+        return self._convert_one(checkpoint)
+
+    def _convert_all(self, named: dict[str, Path]) -> dict[str, Any]:
+        """Many checkpoints, those that fail listed beside the others."""
+        from polymask.conversion.library import Checkpoint, ConvertOptions, convert_all
+        from polymask.nets.base_file import checkpoint_classes
+        from polymask.train.progress import LiveProgress
+
+        for given, flag in ((self.data, "--data"), (self.classes, "--classes")):
+            if given is not None and "{name}" not in str(given):
+                raise DomainError(f"{flag} {given} must hold {{name}}, which stands for each domain's name")
         recipe = get_recipe(self.recipe, **given_fields(self.overrides))
-        names = None if self.classes is None else read_classes(self.classes)
+        checkpoints = {}
+        for name, path in named.items():
+            names = checkpoint_classes(path) if self.classes is None else read_classes(self._named(self.classes, name))
+            data = None if self.data is None else str(self._named(self.data, name))
+            checkpoints[name] = Checkpoint(path, names, data)
         base = self.open_base(self.base)
-        tuned = Finetuned.read(base, self.checkpoint)
+        self.say(f"{len(named)} checkpoints to {self.method} on {base.name}, library {self.out}")
+        self.say_device(base.device)
+        self.make_folder(self.out)
+        options = ConvertOptions(
+            recipe=recipe,
+            side=self.side,
+            statistics=self.statistics,
+            steps=self.scale_steps,
+            rate=self.scale_rate,
+            train_masks=self.train_masks,
+            seed=self.seed,
+            limit=self.limit,
+            force=self.force,
+        )
+        rows: list[dict[str, Any]] = []
+        for found in convert_all(
+            base, checkpoints, self.out, method=self.method, options=options, listener=LiveProgress
+        ):
+            done = "kept from before" if found.kept else "converted"
+            self.say(f"  {len(rows) + 1}/{len(named)} {found.name}: {'not converted' if found.problem else done}")
+            rows.append(found.to_json())
+        shared = sorted({file for row in rows if row["pack"] and (file := inspect(row["pack"]).manifest.beside)})
+        sizes = {file: (self.out / file).stat().st_size for file in shared}
+        return {"base": base.name, "method": self.method, "packs": rows, "shared": sizes}
+
+    @staticmethod
+    def _named(pattern: str | Path, name: str) -> Path:
+        return Path(str(pattern).replace("{name}", name))
+
+    def exit_code(self, result: dict[str, Any]) -> int:
+        return int(any(row["problem"] for row in result.get("packs", ())))
+
+    def _convert_one(self, checkpoint: Path) -> dict[str, Any]:
+        from polymask.conversion.convert import convert, name_outputs, recipe_at
+        from polymask.conversion.finetuned import Finetuned
+        from polymask.data.load import load_data
+        from polymask.nets.base_file import checkpoint_classes
+        from polymask.train.progress import LiveProgress
+
+        assert self.name is not None
+        pack = self.out / f"{self.name}.safetensors"
+        self.check_free(pack)
+        recipe = get_recipe(self.recipe, **given_fields(self.overrides))
+        names = checkpoint_classes(checkpoint) if self.classes is None else read_classes(self.classes)
+        base = self.open_base(self.base)
+        tuned = Finetuned.read(base, checkpoint)
         data = None if self.data is None else load_data(self.data, seed=self.seed, limit=self.limit)
         recipe = recipe_at(base, recipe, self.side)
         name_outputs(tuned, names, data)  # a wrong number of them is found before images are read
         self.say(
-            f"{self.name}: {tuned.classes} classes from {self.checkpoint}, base "
+            f"{self.name}: {tuned.classes} classes from {checkpoint}, base "
             f"{base.name} at {recipe.side} px, library {self.out}"
         )
         self.say_device(base.device)
@@ -120,6 +186,9 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         }
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
+        if "packs" in result:
+            _present_all(result, console)
+            return
         rows = [
             ["pack", result["pack"]],
             ["method", result["method"]],
@@ -136,6 +205,53 @@ class ConvertVerb(ImagesVerb, BaseVerb):
             named = ", ".join(f"{name} (by {most:.2g})" for name, most in result["left"].items())
             console.print(f"left as the base has them, though changed: {named}")
         console.print(f"try: polymask predict {self.name} IMAGE --library {self.out}", style="dim")
+
+
+def named_checkpoints(words: list[str], name: str | None) -> dict[str, Path]:
+    """Checkpoints by their domains' names: as given, else by the names of the files or folders."""
+    if not words:
+        raise DomainError("no checkpoint is given; polymask convert CHECKPOINTS… --base B")
+    if name is not None:
+        if len(words) > 1:
+            raise DomainError(f"--name {name} is for one checkpoint, and there are {len(words)}; write NAME=FILE")
+        return {name: Path(words[0])}
+    named: dict[str, Path] = {}
+    for word in words:
+        before, equals, after = word.partition("=")
+        label, path = (before, Path(after)) if equals and not Path(word).exists() else (Path(word).stem, Path(word))
+        if label in named:
+            raise DomainError(f"{named[label]} and {path} would both be called {label}; write NAME=FILE")
+        if not path.exists():
+            raise DomainError(f"there is no checkpoint at {path}")
+        named[label] = path
+    return named
+
+
+def _present_all(result: dict[str, Any], console: "Console") -> None:
+    """A line for each checkpoint, before and after, and what could not be converted."""
+    rows = []
+    made = [row for row in result["packs"] if row["problem"] is None]
+    for row in made:
+        outputs = row["outputs"]
+        cells = ["–", "–"]
+        if outputs is not None and outputs["pack_accuracy"] is not None:
+            cells[0] = f"{outputs['checkpoint_accuracy']:.1f} → {outputs['pack_accuracy']:.1f} %"
+        if outputs is not None:
+            cells[1] = f"{outputs['agreement']:.1f} %"
+        before, after = (size_text(row[size]).partition(" (")[0] for size in ("checkpoint_bytes", "pack_bytes"))
+        rows.append([row["name"], *cells, f"{before} → {after}"])
+    if rows:
+        console.print(table("domain", "accuracy", "same first class", "size", rows=rows))
+    for file, size in result["shared"].items():
+        console.print(f"{file}: {size_text(size)}, once for all of them; keep it beside the packs", markup=False)
+    before, after = (sum(row[size] for row in made) for size in ("checkpoint_bytes", "pack_bytes"))
+    after += sum(result["shared"].values())
+    if made:
+        console.print(f"{len(made)} of {len(result['packs'])} converted: {size_text(before)} became {size_text(after)}")
+    for row in result["packs"]:
+        if row["problem"] is not None:
+            why = shorten(row["problem"], 300, placeholder=" … (--json has all)")
+            console.print(f"not converted: {row['name']}: {why}", style="yellow", markup=False, soft_wrap=True)
 
 
 def read_classes(path: Path) -> list[str]:
@@ -165,89 +281,3 @@ def _output_rows(result: dict[str, Any]) -> list[list[str]]:
         pack, checkpoint = after["pack_accuracy"], after["checkpoint_accuracy"]
         rows.append(["accuracy", f"{pack:.2f} %, of the checkpoint {checkpoint:.2f} %"])
     return rows
-
-
-@dataclass(kw_only=True)
-class MergeVerb(PackVerb):
-    """Write a domain's network as an ordinary state dict (safetensors)."""
-
-    out: Path
-    """The file to write."""
-    force: bool = False
-    """Replace the file if it exists."""
-
-    def run(self) -> dict[str, Any]:
-        from safetensors.torch import save
-
-        from polymask.files import write_atomically
-
-        if self.out.exists() and not self.force:
-            raise DomainError(f"{self.out} exists; give another --out, or --force to replace it")
-        base, domain = self.open_domain()
-        state = {n: t.detach().cpu().contiguous() for n, t in domain.merged(base).state_dict().items()}
-        write_atomically(self.out, save(state, {"format": "pt"}))
-        size = self.out.stat().st_size
-        return {"state_dict": str(self.out), "tensors": len(state), "bytes": size, "base": base.name}
-
-    def present(self, result: dict[str, Any], console: "Console") -> None:
-        console.print(
-            f"{result['state_dict']}: {result['tensors']} tensors, {size_text(result['bytes'])}; load "
-            f"it into {result['base']} with the domain's number of classes"
-        )
-
-
-@dataclass(kw_only=True)
-class ExportVerb(PackVerb):
-    """Write a domain's network for other runtimes: ONNX or torch.export."""
-
-    onnx: Path | None = None
-    """The ONNX file to write."""
-    torch_export: Path | None = None
-    """The torch.export archive (.pt2) to write."""
-    with_normalisation: bool = False
-    """Put the scaling of pixels into the network: it takes uint8 images."""
-    images: list[str] | None = None
-    """Images to check the export with (files, folders, patterns), in place of made ones."""
-    no_check: bool = False
-    """Do not run the export beside PyTorch before it is written."""
-    force: bool = False
-    """Replace the file if it exists."""
-
-    def needs(self) -> list[str]:
-        return ["onnx", "onnxruntime", "onnxscript"] if self.onnx else []
-
-    def run(self) -> dict[str, Any]:
-        from polymask.conversion.export import export_domain
-        from polymask.data.preprocess import Preprocess
-
-        out = self.onnx or self.torch_export
-        if out is None or (self.onnx and self.torch_export):
-            raise ExportError("give one file to write: --onnx FILE or --torch-export FILE")
-        if self.images and self.no_check:
-            raise ExportError("--images says what to check with, and --no-check not to; give one")
-        if out.exists() and not self.force:
-            raise ExportError(f"{out} exists; give another file, or --force to replace it")
-        files = image_files(self.images or [])
-        base, domain = self.open_domain()
-        preprocess = Preprocess(domain.input)
-        self.say(f"exporting {self.pack}: {domain.method.name} on {base.name}, about a minute")
-        exported = export_domain(
-            base,
-            domain,
-            out,
-            "torch-export" if self.onnx is None else "onnx",
-            with_normalisation=self.with_normalisation,
-            images=preprocess.pixels([preprocess.read(file) for file in files]) if files else None,
-            check=not self.no_check,
-            force=self.force,
-        )
-        return exported.to_json()
-
-    def present(self, result: dict[str, Any], console: "Console") -> None:
-        fed, given = result["description"]["input"], result["description"]["output"]
-        shapes = [" × ".join(map(str, part["shape"])) for part in (fed, given)]
-        opset = f", opset {result['opset']}" if result["opset"] else ""
-        console.print(f"{result['file']}: {size_text(result['bytes'])}{opset}")
-        console.print(f"{fed['name']}: {fed['type']} {shapes[0]}; {given['name']}: {shapes[1]}")
-        if result["checked_images"]:
-            console.print(f"checked on {result['checked_images']} images: within {result['difference']:.1e} of PyTorch")

@@ -31,7 +31,8 @@ class Verbs(UserDict[str, Any]):
 _VERBS_OF = {
     "learn": ("learn",),
     "pretrain": ("demo", "pretrain"),
-    "convert": ("convert", "merge", "export"),
+    "convert": ("convert",),
+    "export": ("merge", "export"),
     "packs": ("list", "show", "push", "serve"),
     "answers": ("evaluate", "predict"),
     "benchmark": ("benchmark",),

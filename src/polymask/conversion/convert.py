@@ -29,12 +29,14 @@ from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain, check_classes
+from polymask.core.input import InputSpec
 from polymask.core.method import Method
 from polymask.core.parts import Stored
 from polymask.core.registry import create_method, skeleton
 from polymask.data.images import DomainData, require_classes
 from polymask.data.load import load_data
 from polymask.methods.bitdelta import BitDelta, SignsTransform, nearest
+from polymask.methods.shared_update import SharedUpdate
 from polymask.train.fit import Listener
 from polymask.train.learn import Loaders, make_loaders
 from polymask.train.predict import likeness_note
@@ -71,6 +73,7 @@ def convert(
     steps: int = STEPS,
     rate: float = RATE,
     train_masks: bool = False,
+    update: Mapping[str, Tensor] | None = None,
     loaders: Loaders | None = None,
     seed: int = 0,
     listener: Listener | None = None,
@@ -83,13 +86,18 @@ def convert(
     With `data`, its norms' `statistics` are gathered from the images ("auto": where that brings the outputs nearer on
     val), and `steps` steps at `rate` refine the scales; no label is used. With `train_masks` the domain then learns on
     as `affine-full`, by the labels and the recipe.
+
+    `tall-mask` and `emr` are for several networks (`convert_all`): `update` is what they make of all changes. With
+    `data`, the c of a TALL mask is the one that brings the outputs nearest on val; nothing else is learned.
     """
     recipe = recipe_at(base, recipe, side)
     if statistics not in get_args(Statistics):
         raise ConvertError(f"statistics={statistics!r} is not one of {get_args(Statistics)}")
     if steps < 0 or not rate > 0:
         raise ConvertError(f"steps={steps} and rate={rate}: give steps from 0 and a positive rate")
-    method = one_bit_method(method, masks=train_masks)
+    chosen = convertible(method, masks=train_masks)
+    if isinstance(chosen, SharedUpdate) and update is None:
+        raise ConvertError(f"{chosen.name} shares one update among several networks; convert them together")
     tuned = state if isinstance(state, Finetuned) else Finetuned.read(base, state)
     if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
@@ -99,7 +107,14 @@ def convert(
     if train_masks and not labelled:
         raise ConvertError("training masks needs images of the checkpoint's classes; give data")
 
-    domain = one_bit_domain(base, tuned, names, method)
+    if isinstance(chosen, SharedUpdate):
+        assert update is not None
+        candidates = [
+            masked_domain(base, tuned, names, one, update) for one in (chosen.strengths() if data else [chosen])
+        ]
+    else:
+        candidates = [one_bit_domain(base, tuned, names, chosen)]
+    domain = candidates[0]
     domain.input = recipe.input(base.input, squash=None if data is None else data.squash)
     about: dict[str, Any] = {"checkpoint": Path(tuned.source).name, "seed": seed}
     val_accuracy = unrefined = outputs = None
@@ -109,10 +124,11 @@ def convert(
         parts = {"test": loaders.test, "val": loaders.val, "train": loaders.train}
         split, held_out = next((name, batches) for name, batches in parts.items() if batches is not None)
         unrefined = output_distance(base, domain, teacher, held_out, split, labelled=labelled)
-        domain, whose = _with_statistics(base, domain, teacher, loaders, statistics)
-        about |= {"data": data.name, "statistics": whose, "scale_steps": steps, "scale_rate": rate}
+        domain, whose = _nearest(base, candidates, domain.input, teacher, loaders, statistics)
+        about |= {"data": data.name, "statistics": whose}
         about |= likeness_note(base, data.train)
-        if steps:
+        if steps and isinstance(chosen, BitDelta):
+            about |= {"scale_steps": steps, "scale_rate": rate}
             refine_scales(
                 base, domain, teacher, loaders.train, recipe=recipe, steps=steps, rate=rate, listener=listener
             )
@@ -144,12 +160,17 @@ def recipe_at(base: Base, recipe: str | Recipe, side: int | None) -> Recipe:
     return replace(get_recipe(recipe), side=side or base.input.side, resized=None)
 
 
-def one_bit_method(method: str | Method, *, masks: bool = False) -> BitDelta:
+def convertible(method: str | Method, *, masks: bool = False) -> BitDelta | SharedUpdate:
     """The method of a converted domain, which `masks` are to go on from; raise where that cannot be."""
     chosen = create_method(method) if isinstance(method, str) else method
-    if not isinstance(chosen, BitDelta):
-        raise ConvertError(f"a checkpoint is not converted to {chosen.name}; take bitdelta, bitdelta-row or -column")
-    if masks and chosen.per == "column":
+    if not isinstance(chosen, BitDelta | SharedUpdate):
+        raise ConvertError(
+            f"a checkpoint is not converted to {chosen.name}; take bitdelta, bitdelta-row, bitdelta-column, or for "
+            "several checkpoints tall-mask or emr"
+        )
+    if masks and isinstance(chosen, SharedUpdate):
+        raise ConvertError(f"{chosen.name} has nothing that masks could learn on from; take bitdelta")
+    if masks and isinstance(chosen, BitDelta) and chosen.per == "column":
         raise ConvertError(
             f"{chosen.name} has a size for each column, and the masks that learn on have none; take bitdelta or "
             "bitdelta-row, or leave the masks as they are"
@@ -160,11 +181,32 @@ def one_bit_method(method: str | Method, *, masks: bool = False) -> BitDelta:
 @torch.no_grad()
 def one_bit_domain(base: Base, tuned: Finetuned, classes: Sequence[str], method: str | Method = "bitdelta") -> Domain:
     """The nearest `bitdelta` domain in its stored form; norms, biases and head are copies."""
-    domain = skeleton(base, one_bit_method(method), classes)
-    stored: dict[str, Stored] = {"head/weight": tuned.weight.clone(), "head/bias": tuned.bias.clone()}
+    domain = skeleton(base, convertible(method), classes)
+    bits: dict[str, Stored] = {}
     for name, transform in domain.named_transforms():
         mask, alpha = nearest(tuned.delta(base, name), cast(SignsTransform, transform).shapes)
-        stored |= {f"transform/{name}/mask": Bits.of(mask), f"transform/{name}/alpha": alpha}
+        bits |= {f"transform/{name}/mask": Bits.of(mask), f"transform/{name}/alpha": alpha}
+    return _with_rest(base, domain, tuned, bits)
+
+
+@torch.no_grad()
+def masked_domain(
+    base: Base, tuned: Finetuned, classes: Sequence[str], method: SharedUpdate, update: Mapping[str, Tensor]
+) -> Domain:
+    """The domain's masks over an update that it shares; norms, biases and head are copies."""
+    domain = skeleton(base, method, classes)
+    changes = {name: tuned.delta(base, name) for name, _ in domain.named_transforms()}
+    bits: dict[str, Stored] = {}
+    for name, (mask, size) in method.masks(changes, update).items():
+        bits |= {f"transform/{name}/mask": Bits.of(mask), f"transform/{name}/size": size}
+        bits[f"transform/{name}/update"] = update[name]
+    return _with_rest(base, domain, tuned, bits)
+
+
+def _with_rest(base: Base, domain: Domain, tuned: Finetuned, bits: Mapping[str, Stored]) -> Domain:
+    """A skeleton with these bits, and the norms, biases and head of a fine-tuned network."""
+    stored = {"head/weight": tuned.weight.clone(), "head/bias": tuned.bias.clone(), **bits}
+    for name, _ in domain.named_transforms():
         site = domain.sites[name]
         if site.has_bias:
             stored[f"transform/{name}/bias"] = tuned.delta(base, site.bias)
@@ -214,6 +256,26 @@ def name_outputs(
         )
     note = f"outputs are taken to be in the order of {data.name}'s classes; name them if not"
     return tuned, list(data.classes), True, [note]
+
+
+def _nearest(
+    base: Base,
+    candidates: Sequence[Domain],
+    spec: InputSpec,
+    teacher: nn.Module,
+    loaders: Loaders,
+    wanted: Statistics,
+) -> tuple[Domain, str]:
+    """The candidate that is nearest to the fine-tuned network on val, with its statistics."""
+    found = []
+    for domain in candidates:
+        domain.input = spec
+        found.append(_with_statistics(base, domain, teacher, loaders, wanted))
+    if len(found) == 1:
+        return found[0]
+    val = loaders.train if loaders.val is None else loaders.val
+    errors = [output_distance(base, domain, teacher, val, "val", labelled=False).relative for domain, _ in found]
+    return found[errors.index(min(errors))]
 
 
 def _with_statistics(

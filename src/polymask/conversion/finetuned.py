@@ -17,6 +17,7 @@ from polymask.core.parts import COUNTER
 from polymask.data.batches import Batches
 from polymask.errors import PolymaskError
 from polymask.nets.base_file import read_checkpoint
+from polymask.nets.zoo import build
 from polymask.train.predict import logits
 
 _NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts keep theirs
@@ -43,11 +44,14 @@ class Finetuned:
         """Lay a state dict, or that of a file, on a base; raise one error that names every misfit.
 
         Wrappers' prefixes ("module.", "model.", "_orig_mod.") are taken off the names, and a state
-        dict inside a training script's dict ("state_dict", "model") is found.
+        dict inside a training script's dict ("state_dict", "model") is found. A folder is one that an
+        image classifier of transformers was saved to.
         """
         source = "the state dict"
         if isinstance(state, str | Path):
-            source, state = str(state), read_checkpoint(Path(state))
+            source, path = str(state), Path(state)
+            # transformers keeps its tensors under other names on disk than in the network.
+            state = build(f"transformers:{path}")[0].state_dict() if path.is_dir() else read_checkpoint(path)
         if base.classifier is None or not isinstance(base.head, nn.Linear):
             raise ConvertError(
                 f"base {base.name} has no linear classifier, so {source} gives no classes; load "

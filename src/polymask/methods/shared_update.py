@@ -79,45 +79,50 @@ class SharedUpdate(Method):
         update = united(self.rule, changes)
         settled = [domain.rebuilt(base, replace(self, stage="masks")) for domain in domains]
         for domain, own, learned in zip(settled, changes, domains, strict=True):
-            self.take(domain, own, update, self.strength)
+            _give(domain, self.masks(own, update), update)
             biases = dict(learned.named_transforms())
             for name, transform in domain.named_transforms():
                 cast(MaskedUpdate, transform).take_bias(cast(FreeWeights, biases[name]).delta_bias)
             domain.requires_grad_(False).eval()
         return settled
 
-    def take(
-        self, domain: "Domain", changes: Mapping[str, Tensor], update: Mapping[str, Tensor], strength: float
-    ) -> None:
-        """Give a domain its masks and sizes, by what it changed and the update of all."""
-        found = {name: mask_of(self.rule, changes[name], update[name], strength) for name in changes}
-        sums = {name: _sums(changes[name], found[name], update[name]) for name in changes}
+    def masks(self, changes: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """(mask, λ) of every site, by what a domain changed and the update of all."""
+        found = {name: mask_of(self.rule, change, update[name], self.strength) for name, change in changes.items()}
+        if self.rule == "tall":
+            return {name: (mask, torch.ones(1, device=mask.device)) for name, mask in found.items()}
+        sums = {name: _sums(changes[name], mask, update[name]) for name, mask in found.items()}
         whole = torch.stack(list(sums.values())).sum(0)
-        for name, transform in domain.named_transforms():
-            size = torch.ones(1, dtype=torch.float64)
-            if self.rule == "emr":
-                own, kept = sums[name] if self.per == "layer" else whole
-                size = (own / kept if kept else torch.ones_like(own)).view(1)
-            cast(MaskedUpdate, transform).take(found[name], update[name], size)
+        shares = {name: own if self.per == "layer" else whole for name, own in sums.items()}
+        sizes = {name: (own / kept if kept else torch.ones_like(own)) for name, (own, kept) in shares.items()}
+        return {name: (mask, sizes[name].view(1)) for name, mask in found.items()}
+
+    def strengths(self) -> "list[SharedUpdate]":
+        """The method with each c that is tried, its own first; of EMR there is one."""
+        tried = sorted({*STRENGTHS, self.strength}, key=lambda c: abs(c - self.strength))
+        return [self] if self.rule == "emr" else [replace(self, strength=strength) for strength in tried]
 
     def finish(self, base: "Base", learned: "Domain", settled: "Domain", measure: Measure) -> "Domain":
         """The settled domain with statistics of its own images; of TALL masks, the one whose c is best on val."""
-        if self.rule == "emr":
-            measure(settled)
-            return settled
         changes = changes_of(learned)
         update = {n: cast(MaskedUpdate, t).update for n, t in settled.named_transforms()}
         best, most = settled, float("-inf")
-        for strength in sorted({*STRENGTHS, self.strength}, key=lambda c: abs(c - self.strength)):
-            candidate = settled.rebuilt(base, replace(self, stage="masks", strength=strength))
+        for method in self.strengths():
+            candidate = settled.rebuilt(base, replace(method, stage="masks"))
             candidate.restore(settled.stored())
-            self.take(candidate, changes, update, strength)
+            _give(candidate, method.masks(changes, update), update)
             found = measure(candidate)
             if found is None:  # nothing to choose by
                 return candidate
             if found > most:
                 best, most = candidate, found
         return best
+
+
+def _give(domain: "Domain", masks: Mapping[str, tuple[Tensor, Tensor]], update: Mapping[str, Tensor]) -> None:
+    for name, transform in domain.named_transforms():
+        mask, size = masks[name]
+        cast(MaskedUpdate, transform).take(mask, update[name], size)
 
 
 def changes_of(domain: "Domain") -> dict[str, Tensor]:

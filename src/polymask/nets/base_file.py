@@ -138,6 +138,23 @@ def _parsed(path: Path, text: str) -> BaseNotes:
     return notes
 
 
+def checkpoint_bytes(path: Path) -> int:
+    """The size on disk of a checkpoint: a file, or a folder that transformers wrote."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def checkpoint_classes(path: Path) -> list[str] | None:
+    """The names of a network's outputs, where a folder that transformers wrote says them."""
+    config = path / "config.json"
+    if not config.is_file():
+        return None
+    names = json_object(config, config.read_bytes(), "configuration", BaseError).get("id2label")
+    if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
+        return None
+    return [str(names[str(i)]) for i in range(len(names))]
+
+
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
     """What a .safetensors file holds, or a .pth without code in it: no pickled object is made."""
     if not path.is_file():

@@ -22,7 +22,7 @@ from polymask.core.base import Base
 from polymask.core.input import InputSpec
 from polymask.core.network import choose_device
 from polymask.errors import BaseError, near_matches
-from polymask.files import SUFFIX
+from polymask.files import SUFFIX, json_object
 from polymask.nets import decathlon
 from polymask.nets.base_file import ALIGNMENT, check_tensors, notes_in, read_notes, read_state
 
@@ -66,12 +66,13 @@ def build(
 
 def _build(name: str, pretrained: bool, classes: int | None) -> Built:
     source, colon, model = name.partition(":")
-    if colon and source in ("timm", "torchvision"):
-        return (_timm if source == "timm" else _torchvision)(model, pretrained, classes)
+    sources = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}
+    if colon and source in sources:
+        return sources[source](model, pretrained, classes)
     if name not in BUILT_IN:
         raise BaseError(
             f"base {name!r} is not known; use one of {', '.join(BUILT_IN)}, timm:NAME, "
-            "torchvision:NAME, a .safetensors file of `pretrain`, or pass a module"
+            "torchvision:NAME, transformers:FOLDER, a .safetensors file of `pretrain`, or pass a module"
         )
     if name == "efficientnet-lite0":
         return _efficientnet_lite0(pretrained, classes)
@@ -183,6 +184,38 @@ def _torchvision(name: str, pretrained: bool, classes: int | None) -> Built:
     return net, InputSpec((3, side, side), mean, std, preset.interpolation.value, crop=crop)
 
 
+def _transformers(name: str, pretrained: bool, classes: int | None) -> Built:
+    """An image classifier of transformers: a folder that `save_pretrained` wrote, or a name on the Hub."""
+    if importlib.util.find_spec("transformers") is None:
+        raise BaseError("transformers is not installed; pip install 'polymask[transformers]'")
+    import_torchvision()
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    sizes = {} if classes is None else {"num_labels": classes}
+    with _explained_download(f"transformers:{name}"):
+        config = AutoConfig.from_pretrained(name, **sizes)
+        if pretrained:
+            net = AutoModelForImageClassification.from_pretrained(name, config=config, use_safetensors=True)
+        else:
+            net = AutoModelForImageClassification.from_config(config)  # type: ignore[no-untyped-call]
+    return net, _transformers_input(Path(name) / "preprocessor_config.json", config)
+
+
+def _transformers_input(path: Path, config: Any) -> InputSpec:
+    """How to feed a network: as its folder says, else as transformers does by default."""
+    notes = json_object(path, path.read_bytes(), "configuration", BaseError) if path.is_file() else {}
+    default, size = InputSpec(mean=HALF, std=HALF), notes.get("size")
+    sides = [size.get(word) for word in ("height", "shortest_edge")] if isinstance(size, Mapping) else [size]
+    side = next((one for one in [*sides, getattr(config, "image_size", None)] if isinstance(one, int)), 224)
+    return InputSpec(
+        shape=(int(getattr(config, "num_channels", 3)), side, side),
+        mean=tuple(notes.get("image_mean", default.mean)),
+        std=tuple(notes.get("image_std", default.std)),
+        interpolation={0: "nearest", 2: "bilinear"}.get(notes.get("resample", 2), "bicubic"),
+        crop=1.0,
+    )
+
+
 @contextmanager
 def _explained_download(name: str) -> Iterator[None]:
     """Turn a failed download into an error that says what to do."""
@@ -255,12 +288,12 @@ def load_base(
     """Load, freeze and survey a network.
 
     `source` is a module, or one of "efficientnet-lite0", "decathlon-resnet26", "decathlon-wrn28", "resnet18-64",
-    "timm:NAME", "torchvision:NAME", or the path of a file that `pretrain` wrote, which knows its network and how to
-    feed it. `weights` is a state dict in a file (safetensors, or a .pth that holds tensors only). `classifier` names
-    the module that the domains' heads stand in for ("auto" finds it, None means that the network has none). `include`
-    and `exclude` are patterns (* and ?) over site names. `device="auto"` is the first of cuda, mps, xpu and cpu that
-    works; by default a base stays where it is made, on the CPU. `device="meta"` with `pretrained=False` gives the
-    structure alone, which is all that accounting needs.
+    "timm:NAME", "torchvision:NAME", "transformers:FOLDER" (an image classifier), or the path of a file that `pretrain`
+    wrote, which knows its network and how to feed it. `weights` is a state dict in a file (safetensors, or a .pth that
+    holds tensors only). `classifier` names the module that the domains' heads stand in for ("auto" finds it, None means
+    that the network has none). `include` and `exclude` are patterns (* and ?) over site names. `device="auto"` is the
+    first of cuda, mps, xpu and cpu that works; by default a base stays where it is made, on the CPU. `device="meta"`
+    with `pretrained=False` gives the structure alone, which is all that accounting needs.
     """
     device = None if device is None else choose_device(device)
     if isinstance(source, nn.Module):
