@@ -1,4 +1,4 @@
-"""Write the measured parts of docs/serve.md from results/serve-load.json and auto-domain.json.
+"""Write the measured parts of docs/serve.md from results/serve-load.json, auto-domain.json and under-attack.json.
 
 python tools/serve_tables.py [--check]
 """
@@ -96,13 +96,24 @@ def auto(found: dict[str, Any]) -> str:
     return _table(("the domain with the largest …", "is the right one for"), rows) + f"\n{about}.\n"
 
 
+def attacks(found: dict[str, Any]) -> str:
+    """What an honest client waits for while others attack, and what an attack takes."""
+    rows = [
+        (what, f"{one['p50_ms']:.0f}", f"{one['max_ms']:.0f}", f"{one['more_mb_each']:.0f}")
+        for what, one in found["attacks"].items()
+    ]
+    heads = ("attack", "honest answer, median, ms", "the slowest, ms", "memory of an attacking connection, MB")
+    about = f"{found['connections']} attacking connections for {found['seconds']:.0f} s each, {found['cores']} cores.\n\n"
+    return about + _table(heads, rows)
+
+
 def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-PARTS = {"serve-load": load, "auto-domain": auto}
+PARTS = {"serve-load": load, "auto-domain": auto, "under-attack": attacks}
 
 
 if __name__ == "__main__":
