@@ -103,8 +103,8 @@ def attacks(found: dict[str, Any]) -> str:
         for what, one in found["attacks"].items()
     ]
     heads = ("attack", "honest answer, median, ms", "the slowest, ms", "memory of an attacking connection, MB")
-    about = f"{found['connections']} attacking connections for {found['seconds']:.0f} s each, {found['cores']} cores.\n\n"
-    return about + _table(heads, rows)
+    about = f"{found['connections']} attacking connections for {found['seconds']:.0f} s each, {found['cores']} cores."
+    return f"{about}\n\n{_table(heads, rows)}"
 
 
 def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
