@@ -1,0 +1,244 @@
+"""A library made of fine-tuned networks, by every method of `polymask convert`, with and without images.
+
+    python benchmarks/convert_library.py --run results/decathlon-mini-32 --data ../shared/data/decathlon-mini \
+        --weights ../shared/weights/resnet18-tinyimagenet-64.safetensors --out results/convert-library.json
+    python benchmarks/convert_library.py --table results/convert-library.json                # print it again
+    python benchmarks/convert_library.py --table results/convert-library.json --figure docs/assets/convert-library.svg
+
+The fine-tuned networks are those of the `finetune` rows of a benchmark's run (its packs must still be there), merged to
+plain state dicts. Each is converted beside the others. Accuracy is on the domain's test images; "kept" is that of the
+converted network as a share of the checkpoint's. Beside them stand a copy in 8 bits (one scale an output channel), and
+the best low-rank factors of the change, at the bytes of `bitdelta`; norms, biases and head are whole in all of them.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import polymask as pm
+from polymask.conversion.finetuned import Finetuned
+from polymask.conversion.library import Checkpoint, ConvertOptions, convert_all
+from polymask.data.images import DomainData
+from polymask.train.learn import Loaders, make_loaders
+from polymask.train.predict import accuracy
+
+METHODS = ("bitdelta", "bitdelta-row", "bitdelta-column", "tall-mask", "emr")
+Approximation = Callable[[Tensor, Tensor], tuple[Tensor, int]]  # (W, W') -> what stands for W', its bytes
+COLOURS = {"with images": "#0066aa", "without images": "#c05a1f", "beside": "#777777"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, help="the folder of a benchmark's run with `finetune` in it")
+    parser.add_argument("--data", type=Path, help="the decathlon's images")
+    parser.add_argument("--base", default="resnet18-64")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--side", type=int, default=32)
+    parser.add_argument("--limit", type=int, default=1000, help="training images a domain")
+    parser.add_argument("--out", type=Path, help="where to write what is measured")
+    parser.add_argument("--table", type=Path, help="print what was measured before")
+    parser.add_argument("--figure", type=Path, help="draw it")
+    options = parser.parse_args()
+    results = json.loads(options.table.read_text()) if options.table else measure(options)
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    if options.figure is not None:
+        draw(results, options.figure)
+    print(table(results))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    base = pm.load_base(options.base, weights=options.weights)
+    recipe = pm.get_recipe("quick", side=options.side)
+    packs = {
+        f"{domain.name}-{seed}": domain / f"seed-{seed}" / "packs" / f"{domain.name}.safetensors"
+        for seed in options.seeds
+        for domain in sorted((options.run / "finetune").iterdir())
+    }
+    data: dict[str, DomainData] = {}
+    loaders: dict[str, Loaders] = {}
+    with tempfile.TemporaryDirectory() as room:
+        checkpoints, tuned_accuracy = {}, {}
+        for name, pack in packs.items():
+            domain = pm.load_domain(pack, base)
+            title = name.rpartition("-")[0]
+            if title not in data:
+                data[title] = pm.load_data(f"decathlon:{options.data}/{title}", limit=options.limit)
+                loaders[title] = make_loaders(data[title], domain.input, recipe)
+            net = domain.merged(base)
+            tuned_accuracy[name] = _tested(base, net, loaders[title])
+            path = Path(room) / f"{name}.safetensors"
+            save_file({n: t.contiguous().clone() for n, t in net.state_dict().items()}, path)
+            checkpoints[name] = Checkpoint(path, domain.classes, data[title])
+        rows = {}
+        for method in METHODS:
+            for images in (False, True):
+                rows[f"{method}, {'with' if images else 'without'} images"] = _converted(
+                    base, checkpoints, loaders, method, images, options.side, Path(room) / "library"
+                )
+        rows |= beside(base, checkpoints, loaders)
+        sizes = [checkpoint.path.stat().st_size for checkpoint in checkpoints.values()]
+    for row in rows.values():
+        row["kept"] = mean(100 * row["accuracy"][name] / tuned_accuracy[name] for name in checkpoints)
+        row["mean_accuracy"] = mean(row["accuracy"].values())
+    return {
+        "base": base.name,
+        "networks": len(checkpoints),
+        "checkpoint_bytes": mean(sizes),
+        "checkpoint_accuracy": tuned_accuracy,
+        "rows": rows,
+    }
+
+
+def _tested(base: pm.Base, net: nn.Module, loaders: Loaders) -> float:
+    batches = loaders.test or loaders.val
+    assert batches is not None
+    return accuracy(net, batches, base.placed)
+
+
+def _converted(
+    base: pm.Base,
+    checkpoints: dict[str, Checkpoint],
+    loaders: dict[str, Loaders],
+    method: str,
+    images: bool,
+    side: int,
+    library: Path,
+) -> dict[str, Any]:
+    """All checkpoints by one method: test accuracy, bytes of a pack and of what is shared, seconds."""
+    shutil.rmtree(library, ignore_errors=True)
+    given = {n: c if images else Checkpoint(c.path, c.classes) for n, c in checkpoints.items()}
+    by_data = {id(checkpoints[name].data): loaders[name.rpartition("-")[0]] for name in checkpoints}
+    begin = time.perf_counter()
+    found = list(
+        convert_all(
+            base,
+            given,
+            library,
+            method=method,
+            options=ConvertOptions(side=side),
+            loaders=lambda data: by_data[id(data)],
+        )
+    )
+    seconds = time.perf_counter() - begin
+    problems = [one.problem for one in found if one.problem]
+    if problems:
+        raise SystemExit("\n".join(problems))
+    tested = {}
+    for one in found:
+        domain = pm.load_domain(library / f"{one.name}.safetensors", base)
+        tested[one.name] = _tested(base, domain.merged(base), loaders[one.name.rpartition("-")[0]])
+    shared = sum(file.stat().st_size for file in library.glob("*.shared"))
+    return {
+        "accuracy": tested,
+        "pack_bytes": mean(one.pack_bytes or 0 for one in found),
+        "shared_bytes": shared,
+        "weight_error": mean(one.weight_error or 0.0 for one in found),
+        "seconds": seconds / len(found),
+    }
+
+
+def beside(base: pm.Base, checkpoints: dict[str, Checkpoint], loaders: dict[str, Loaders]) -> dict[str, Any]:
+    """What people do without masks: a copy in 8 bits, and low-rank factors of the change at the bytes of a pack."""
+    kinds: dict[str, Approximation] = {"8 bits a weight": _in_8_bits, "LoRA by SVD": _by_svd}
+    rows = {}
+    for title, approximate in kinds.items():
+        tested, sizes, seconds = {}, [], []
+        for name, checkpoint in checkpoints.items():
+            tuned = Finetuned.read(base, checkpoint.path)
+            begin = time.perf_counter()
+            size = sum(t.numel() for n, t in tuned.tensors.items() if n not in base.sites) * 4
+            size += 4 * (tuned.weight.numel() + tuned.bias.numel())
+            for site in base.sites:
+                tuned.tensors[site], more = approximate(base.tensor(site), tuned.tensors[site])
+                size += more
+            seconds.append(time.perf_counter() - begin)
+            sizes.append(size)
+            tested[name] = _tested(base, tuned.network(base), loaders[name.rpartition("-")[0]])
+        rows[title] = {
+            "accuracy": tested,
+            "pack_bytes": mean(sizes),
+            "shared_bytes": 0,
+            "seconds": mean(seconds),
+        }
+    return rows
+
+
+def _in_8_bits(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
+    flat = after.reshape(len(after), -1)
+    scale = flat.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+    return ((flat / scale).round() * scale).view_as(after), after.numel() + 4 * len(after)
+
+
+def _by_svd(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
+    """The nearest factors of the change, of the rank whose bytes are next to one bit a weight."""
+    change = (after - before).reshape(len(after), -1)
+    rows, columns = change.shape
+    rank = min(max(1, round(change.numel() / (32 * (rows + columns)))), rows, columns)
+    left, values, right = torch.linalg.svd(change, full_matrices=False)
+    near = (left[:, :rank] * values[:rank]) @ right[:rank]
+    return before + near.view_as(after), 4 * rank * (rows + columns)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The rows by accuracy kept, as a Markdown table."""
+    heads = "| way | accuracy kept | mean accuracy, % | bytes a network | shared, once | seconds a network |"
+    lines = [
+        f"{results['networks']} fine-tuned networks of {results['base']}, "
+        f"{results['checkpoint_bytes'] / 1e6:.1f} MB each, mean accuracy "
+        f"{mean(results['checkpoint_accuracy'].values()):.1f} %.",
+        "",
+        heads,
+        "|" + "---|" * 6,
+    ]
+    for name, row in sorted(results["rows"].items(), key=lambda item: -item[1]["kept"]):
+        shared = f"{row['shared_bytes'] / 1e6:.1f} MB" if row["shared_bytes"] else "–"
+        size = f"{row['pack_bytes'] / 1e6:.2f} MB"
+        cells = [name, f"{row['kept']:.1f} %", f"{row['mean_accuracy']:.1f}", size, shared, f"{row['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Accuracy kept against bytes a network, what is shared divided by all of them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for name, row in results["rows"].items():
+        kind = next((kind for kind in ("with images", "without images") if name.endswith(kind)), "beside")
+        bytes_each = row["pack_bytes"] + row["shared_bytes"] / results["networks"]
+        axes.scatter(bytes_each / 1e6, row["kept"], color=COLOURS[kind], zorder=2)
+        _label(axes, name.partition(",")[0], bytes_each / 1e6, row["kept"], (4, 4))
+    axes.scatter(results["checkpoint_bytes"] / 1e6, 100, color="black", marker="s")
+    _label(axes, "checkpoint", results["checkpoint_bytes"] / 1e6, 100, (-40, -12))
+    axes.set_xscale("log")
+    axes.set_xlabel("MB a network, what is shared divided by all (logarithmic)")
+    axes.set_ylabel("accuracy kept, %")
+    for kind, colour in COLOURS.items():
+        axes.scatter([], [], color=colour, label=kind)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight")
+
+
+def _label(axes: Any, text: str, x: float, y: float, offset: tuple[int, int]) -> None:
+    axes.annotate(text, (x, y), xytext=offset, textcoords="offset points", fontsize=8)
+
+
+if __name__ == "__main__":
+    main()
