@@ -264,6 +264,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         named = {"pack": str(target), "method": info.manifest.method, "base": info.manifest.base}
         if self.report:
             named["report"] = str(write_learn_report(self.checkpoint.parent)[1])
+        named["test_side"] = info.manifest.input["shape"][-1]
         return named | {"bytes": info.bytes} | info.manifest.metrics
 
     def command(self) -> str:
@@ -291,6 +292,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 for name in result
                 if name.startswith("test_")
             ),
+            *([["fed at", f"{result['test_side']} px, the best on val"]] if "val_by_test_side" in result else []),
             ["size", size_text(result["bytes"])],
             ["bits per weight", f"{result['bits_per_weight']:.3f}"],
         ]

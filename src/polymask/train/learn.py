@@ -43,6 +43,7 @@ from polymask.train.fit import Listener, Together, fit, require_val, run_epochs,
 from polymask.train.learner import EpochRecord, Learner, Step, to_device
 from polymask.train.predict import accuracy, evaluate, evaluate_in_detail, likeness_note, measured_batches
 from polymask.train.recipe import Recipe, get_recipe, method_by
+from polymask.train.size_at_test import choose_test_input, loader_at
 from polymask.train.state import Run, epochs_until_stalled
 
 if TYPE_CHECKING:
@@ -175,7 +176,14 @@ def learn(
     if isinstance(data, DomainData):
         domain.input = recipe.input(base.input, squash=data.squash)
     how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
+    if recipe.test_side is not None and not isinstance(data, DomainData):
+        raise TrainingError("test_side needs images that are decoded here; give a folder, or what load_data gives")
     history = fit(base, domain, sets.train, sets.val, recipe, seed=seed, **how)
+    sides: dict[str, float] = {}
+    if recipe.test_side is not None:
+        domain.input, sides = choose_test_input(base, domain, data, recipe)
+        if sets.test is not None:
+            sets = replace(sets, test=loader_at(data, data.test, domain.input))
     evaluation = result = None
     if sets.test is not None and target.kind == "classes":
         measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
@@ -187,10 +195,11 @@ def learn(
     if isinstance(data, DomainData):
         about |= likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
-    best = target.best(record.val_accuracy for record in history)
-    measured = {f"val_{target.metric}": best, f"test_{target.metric}": result}
+    best = target.best(sides.values()) if sides else target.best(record.val_accuracy for record in history)
+    measured: dict[str, Any] = {f"val_{target.metric}": best, f"test_{target.metric}": result}
     measured |= {"bits_per_weight": bits_per_weight(base, domain)}
     domain.metrics = measured | {"kept_epoch": _kept_epoch(method, recipe, history, target)}
+    domain.metrics |= {"val_by_test_side": sides} if sides else {}
     return Learned(domain, history, result, evaluation)
 
 

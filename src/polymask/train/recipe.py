@@ -28,7 +28,7 @@ Schedule = Literal["step", "cosine"]
 Selection = Literal["best", "last"]
 Norms = Literal["own", "shared", "affine", "stats", "bias"]
 Balance = Literal["weights", "sampler"]
-_NEWER = ("balance", "patience")  # fields that older packs and checkpoints lack
+_NEWER = ("balance", "patience", "test_side")  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
 DECAYS = ("transform_decay", "weight_decay", "head_decay")
 ALSO_CALLED = {  # elsewhere; for errors that say what a field is called here
@@ -138,6 +138,8 @@ class Recipe:
     """Short side in pixels before the centre crop; as the base has it unless given."""
     square: bool | None = None
     """Resize to a square before a crop; as the base has it unless given."""
+    test_side: int | Literal["auto"] | None = None
+    """Side of the images after training: pixels, or auto, the best of several on val; as in training unless given."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """The least and the largest share of an image's area that a training crop covers."""
     mirror: bool | None = None
@@ -171,8 +173,8 @@ class Recipe:
         for name in ("epochs", "batch_size") if self.patience is None else ("epochs", "batch_size", "patience"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("side", "resized"):
-            if (pixels := getattr(self, name)) is not None and not 1 <= pixels <= LARGEST_SIDE:
+        for name in ("side", "resized", "test_side"):
+            if isinstance(pixels := getattr(self, name), int) and not 1 <= pixels <= LARGEST_SIDE:
                 raise RecipeError(f"{name}={pixels} must be from 1 to {LARGEST_SIDE:,} pixels")
         for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup"):
             value = getattr(self, name)

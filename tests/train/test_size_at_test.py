@@ -1,0 +1,142 @@
+"""The size of images at test: chosen on val, kept in the pack, for networks that take other sizes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polymask as pm
+from polymask.cli import main
+from polymask.data.images import DomainData
+from polymask.data.split import ArraySplit
+from polymask.errors import PolymaskError, TrainingError
+from polymask.train.size_at_test import choose_test_input, measured_at
+
+SPEC = pm.InputSpec(shape=(3, 24, 24), mean=(0.5,) * 3, std=(0.5,) * 3)
+RECIPE = pm.get_recipe("quick", epochs=2, batch_size=8, side=24)
+
+
+def split(seed, count=24):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    pixels = rng.integers(0, 120, (count, 48, 48, 3)) + 100 * labels[:, None, None, None]
+    return ArraySplit(f"made {seed}", pixels.astype(np.uint8), labels)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return DomainData("made", ("dark", "light"), split(1), split(2), split(3))
+
+
+def network(fixed=False):
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+    pooled = [nn.Flatten(), nn.Linear(8 * 12 * 12, 16)] if fixed else [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*body, *pooled, nn.Linear(16 if fixed else 8, 4))
+
+
+def base_of(fixed=False):
+    return pm.load_base(network(fixed), name="made", input=SPEC)
+
+
+@pytest.fixture
+def favourite(monkeypatch):
+    """Say which (side, crop) is best on val, instead of measuring it."""
+    asked = []
+
+    def favour(side, crop):
+        def measure(base, domain, data, images, spec):
+            asked.append((spec.side, spec.crop))
+            assert images is data.val
+            return float(spec.side == side) + float(spec.crop == crop)
+
+        monkeypatch.setattr("polymask.train.size_at_test.measured_at", measure)
+        return asked
+
+    return favour
+
+
+@pytest.mark.parametrize(("side", "crop"), [(24, 0.875), (32, 0.875), (40, 1.0)])
+def test_the_best_on_val_is_kept(data, favourite, side, crop):
+    base = base_of()
+    asked = favourite(side, crop)
+    domain = pm.new_domain(base, "bn-only", data.classes)
+    recipe = pm.get_recipe(RECIPE, test_side="auto")
+    chosen, found = choose_test_input(base, domain, data, recipe)
+    assert (chosen.side, chosen.crop) == (side, crop)
+    assert [one for one, _ in asked[:3]] == [24, 32, 40]
+    assert len(found) == len(asked)
+
+
+def test_equal_results_leave_the_smallest_size(data, favourite):
+    base = base_of()
+    favourite(0, 0)
+    domain = pm.new_domain(base, "bn-only", data.classes)
+    assert choose_test_input(base, domain, data, pm.get_recipe(RECIPE, test_side="auto"))[0] == domain.input
+
+
+def test_a_network_of_one_size_keeps_it(data):
+    base = base_of(fixed=True)
+    domain = pm.new_domain(base, "bn-only", data.classes)
+    domain.input = SPEC
+    chosen, found = choose_test_input(base, domain, data, pm.get_recipe(RECIPE, test_side="auto"))
+    assert chosen.side == 24
+    assert {text.partition(" ")[0] for text in found} == {"24"}
+    with pytest.raises(TrainingError, match="does not take images of 3 × 40 × 40"):
+        choose_test_input(base, domain, data, pm.get_recipe(RECIPE, test_side=40))
+
+
+@pytest.mark.parametrize("test_side", [40, "auto"])
+def test_learning_measures_and_stores_what_was_chosen(data, tmp_path, test_side):
+    base = base_of()
+    learned = pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, test_side=test_side))
+    domain = learned.domain
+    assert domain.input.side == 40 or test_side == "auto"
+    assert learned.test_accuracy == measured_at(base, domain, data, data.test, domain.input)
+    if test_side == "auto":
+        sides = domain.metrics["val_by_test_side"]
+        assert domain.metrics["val_accuracy"] == max(sides.values())
+    domain.save(tmp_path / "made.safetensors")
+    assert pm.load_domain(tmp_path / "made.safetensors", base).input == domain.input
+    model = pm.MultiDomainModel(base, library=tmp_path)
+    assert model.predict(np.zeros((60, 60, 3), np.uint8), domain="made")[0].top
+
+
+def test_without_it_nothing_changes(data):
+    base = base_of()
+    plain = pm.learn(base, data, "bn-only", RECIPE)
+    assert plain.domain.input.side == 24
+    assert "val_by_test_side" not in plain.domain.metrics
+    assert "test_side" not in plain.domain.recipe
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"test_side": 0}, "test_side=0 must be from 1"),
+        ({"test_side": "large"}, "test_side"),
+        ({"test_side": "auto", "train_on_val": True, "selection": "last"}, "chosen on val"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused(data, fields, message):
+    with pytest.raises(PolymaskError, match=message):
+        pm.learn(base_of(), data, "bn-only", pm.get_recipe(RECIPE, **fields))
+
+
+def test_several_domains_together_are_refused(data):
+    lesson = pm.Lesson(data.classes, [(torch.zeros(2, 3, 24, 24), torch.tensor([0, 1]))])
+    with pytest.raises(TrainingError, match="for one domain"):
+        pm.fit_all(base_of(), {"one": lesson}, "bn-only", pm.get_recipe(RECIPE, test_side=32))
+
+
+def test_the_command_says_what_it_chose(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    for label, shade in (("dark", 40), ("light", 200)):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for i in range(8):
+            Image.new("RGB", (40, 40), (shade + i,) * 3).save(tmp_path / "images" / label / f"{i}.png")
+    words = ["learn", "shades", "--data", "images", "--method", "classifier-only", "--epochs", "1", "--side", "32"]
+    assert main([*words, "--test-side", "auto"]) == 0
+    assert "fed at" in capsys.readouterr().out
