@@ -23,6 +23,7 @@ METHODS = {
     "ftn": {},
     "tsa": {"sites": "all"},
     "supsup": {},
+    "wsn": {},
 }
 
 

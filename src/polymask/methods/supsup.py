@@ -26,9 +26,7 @@ class SupSup(Affine):
         "of the largest scores in each layer, which thresholds do not hold. The range of the scores is one for all "
         "layers, the original's Kaiming's for each. Its batch norms have no scale and shift, and statistics for each "
         "task: here the base's scale and shift, and own statistics. Which domain an image is of is given, not inferred "
-        "from the entropy of a mix of masks. WSN (ICML 2022), which learns such masks and the weights that they pick "
-        "together and freezes these, is not here: `packnet` freezes what a domain owns too, but picks it by size after "
-        "learning, and lets a later domain see all that came before it, where WSN's domain picks from it."
+        "from the entropy of a mix of masks. `wsn` keeps a fixed share of the scores, and learns the weights as well."
     )
 
 
