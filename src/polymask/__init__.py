@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from polymask.train.evaluation import Evaluation
     from polymask.train.fit import fit
     from polymask.train.fit_all import Fitted, Lesson, fit_all
-    from polymask.train.learn import Loaders, learn, make_loaders, pretrain
+    from polymask.train.learn import Loaders, learn, make_loaders
     from polymask.train.predict import Prediction, evaluate, evaluate_in_detail
+    from polymask.train.pretrain import pretrain
     from polymask.train.recipe import Recipe, get_recipe
 
 _HOME = {
@@ -75,7 +76,8 @@ _HOME = {
     "report.card": "push",
     "train.fit": "fit",
     "train.fit_all": "fit_all Fitted Lesson",
-    "train.learn": "learn Loaders make_loaders pretrain",
+    "train.learn": "learn Loaders make_loaders",
+    "train.pretrain": "pretrain",
     "train.evaluation": "Evaluation",
     "train.predict": "evaluate evaluate_in_detail Prediction",
     "train.recipe": "get_recipe Recipe",

@@ -16,7 +16,8 @@ from polymask.errors import InterruptedTraining, TrainingError
 from polymask.nets.base_file import read_notes
 from polymask.nets.zoo import build
 from polymask.train.fit import Listener
-from polymask.train.learn import NetworkLearner, make_loaders, pretrain
+from polymask.train.learn import make_loaders
+from polymask.train.pretrain import NetworkLearner, pretrain
 from polymask.train.recipe import get_recipe
 from polymask.train.state import CheckpointError
 

@@ -55,7 +55,7 @@ class PretrainVerb(TrainingVerb, DeviceVerb):
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.network import choose_device
         from polymask.nets.zoo import build
-        from polymask.train.learn import pretrain, pretrain_identity
+        from polymask.train.pretrain import pretrain, pretrain_identity
 
         self.say_device(choose_device(self.device))
         _, spec = build(self.net, pretrained=False, device="meta")
