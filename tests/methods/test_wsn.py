@@ -1,5 +1,7 @@
 """WSN: what a domain selects and trains, what it leaves alone, what is kept, and that nobody forgets."""
 
+import os
+import signal
 from dataclasses import replace
 from itertools import combinations
 
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 import polymask as pm
 from nets import batch, logits, tiny_base, train, trained
 from polymask.core.survey import Site
+from polymask.errors import InterruptedTraining
 from polymask.methods.wsn import WSN, largest
+from polymask.train.fit import Listener
 from polymask.train.fit_all import Lesson, fit_all
 from polymask.train.recipe import Recipe
 
@@ -180,6 +184,29 @@ def test_three_domains_in_either_order_forget_exactly_nothing(base, order, tmp_p
         expected = logits(base, domain)
         for pack in (tmp_path / "learned" / f"{name}.safetensors", tmp_path / f"{name}.safetensors"):
             assert torch.equal(logits(base, pm.load_domain(pack, base)), expected)
+
+
+class StopAt(Listener):
+    """Ends the run at a step, counted over all domains."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def step(self, epoch, step, loss, images, density):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_stopped_within_the_second_domain_resumes_to_the_bit(base, tmp_path):
+    whole = fit_all(base, lessons(), "wsn", RECIPE)
+    with pytest.raises(InterruptedTraining):
+        fit_all(base, lessons(), "wsn", RECIPE, folder=tmp_path, listener=StopAt(9))  # six steps a domain
+    resumed = fit_all(base, lessons(), "wsn", RECIPE, folder=tmp_path, resume=True)
+    for name, domain in whole.domains.items():
+        expected, found = domain.state_dict(), resumed.domains[name].state_dict()
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
 def test_the_shared_weight_is_one_file_for_all_packs_of_a_library(base, domains, tmp_path):
