@@ -24,7 +24,7 @@ def stuck(self, *arguments):
     time.sleep(600)
 app.Engine._run = stuck
 settings = Settings(library=Path(sys.argv[1]))
-drain, ready = int(sys.argv[2]), lambda url: print(url, flush=True)
+drain, ready = int(sys.argv[2]), lambda url, *more: print(url, flush=True)
 process.serve(settings, host="127.0.0.1", port=0, workers=1, drain=drain, ready=ready)
 """
 

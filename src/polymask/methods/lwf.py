@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from polymask.core.domain import Domain
 
 
+_MANY = 1 << 20  # classes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lwf(SharedWeightsMethod):
     """CE(new) + weight * sum over old heads of KL(softmax(z'/T) || softmax(z/T)).
@@ -65,8 +68,8 @@ class Lwf(SharedWeightsMethod):
         self.check_range("temperature", 0.01, 1000)
         self.check_range("weight", 0, 1e6)
         counts = self.old_classes
-        if not isinstance(counts, list | tuple) or not all(isinstance(n, int) and n > 0 for n in counts):
-            raise MethodError(f"old_classes={counts!r} must be numbers of classes, each above 0")
+        if not isinstance(counts, list | tuple) or not all(isinstance(n, int) and 0 < n < _MANY for n in counts):
+            raise MethodError(f"old_classes={counts!r} must be numbers of classes, each from 1 to {_MANY - 1:,}")
         object.__setattr__(self, "old_classes", tuple(counts))
 
     def carry(self, base: "Base") -> "OldHeads | None":
