@@ -78,8 +78,8 @@ def test_a_pack_whose_target_makes_no_sense_is_refused(base, learned):
     write_pack(bad, replace(manifest, recipe=manifest.recipe | {"target": {"kind": "words"}}), tensors)
     with pytest.raises(PackError, match="target"):
         pm.load_domain(bad, base)
-    write_pack(bad, replace(manifest, format=3), tensors)
-    with pytest.raises(PackError, match=r"format 3, .* reads format 1 and 2"):
+    write_pack(bad, replace(manifest, format=4), tensors)
+    with pytest.raises(PackError, match=r"format 4, .* reads format 1"):
         pm.load_domain(bad, base)
 
 
