@@ -89,6 +89,14 @@ def test_every_link_between_pages_leads_somewhere():
     assert not dead
 
 
+def test_every_file_of_the_package_that_a_page_names_is_there():
+    rooms = "core|nets|methods|pack|library|data|train|conversion|benchmarks|report|serve|cli"
+    for page in PAGES:
+        for name in re.findall(rf"`((?:{rooms})/[\w/]+\.py)`", page.read_text()):
+            places = [ROOT / "src" / "polymask" / name, ROOT / name]
+            assert any(place.exists() for place in places), f"{page.name}: {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lists_and_tables_stand_apart_so_that_the_site_shows_them_too(page):
     begins = re.compile(r"[*+-] |\d+\. |\|")
