@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -297,3 +298,27 @@ def test_affine_chooses_between_two_maps():
     W = torch.tensor([1.0, -2.0])
     M = torch.tensor([True, False])
     assert affine(W, M, 2.0, 0.5, 0.25, 3.0).tolist() == [5.75, -3.5]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_scalars_in_units_of_the_spread_move_by_it_and_are_stored_as_before(fused, together, tmp_path):
+    if together:
+        fused()
+    base, (images, labels) = tiny_base(), batch()
+    plain, scaled = (pm.new_domain(base, "affine-full", ["a", "b", "c"], units=u) for u in ("one", "spread"))
+    scaled.load_state_dict(plain.state_dict())
+    for domain in (plain, scaled):  # both are the base while k1 = k2 = 0
+        F.cross_entropy(domain.eval()(base, images), labels).backward()
+    ours, theirs = dict(scaled.named_transforms()), dict(plain.named_transforms())
+    for name, transform in ours.items():
+        assert transform.unit == pytest.approx(float(base.tensor(name).double().std(correction=0)))
+        for k in ("k1", "k2", "k3"):
+            expected = getattr(theirs[name], k).grad * (transform.unit if k != "k3" else 1)
+            torch.testing.assert_close(getattr(transform, k).grad, expected, rtol=1e-3, atol=1e-6)
+    with torch.no_grad():
+        for parameter in scaled.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    scaled.save(tmp_path / "scaled.safetensors")
+    loaded = pm.load_domain(tmp_path / "scaled.safetensors", base)
+    assert torch.equal(loaded(base, images), scaled(base, images))
+    assert {t.unit for _, t in loaded.named_transforms()} == {1.0}

@@ -44,7 +44,9 @@ class Affine(Method):
     and `k0="learned"` learns it there. `scores` is the range that the scores are drawn from, `per` what shares one set
     of scalars. A step of Adam moves a score by about its rate, so how far the scores start from the threshold decides
     when bits can flip: `distance` counts it in steps of the recipe's rate, for the nearest score, and scales `scores`
-    to it. None leaves `scores` as they are.
+    to it. None leaves `scores` as they are. `units` says what k1 and k2, which are added to weights, are counted in
+    while they learn: "one", as published, or "spread", the standard deviation of the layer's weights, so that a step
+    of them is as large for every layer, measured by its own weights. What is stored is the same.
     """
 
     k0: Coefficient | Literal["auto"] = "auto"
@@ -56,6 +58,7 @@ class Affine(Method):
     threshold: float = 0.0
     surrogate: Surrogate = "identity"
     distance: float | None = None
+    units: Literal["one", "spread"] = "one"
 
     title: ClassVar[str] = "affine masks, and Piggyback"
     reference: ClassVar[str] = "arXiv 2103.13894, 1801.06519"
@@ -120,6 +123,7 @@ class AffineTransform(MaskTransform):
     def __init__(self, method: Affine, site: Site) -> None:
         super().__init__()
         self.at, self.surrogate = method.threshold, method.surrogate
+        self.by_spread, self.unit = method.units == "spread", 1.0
         self.starts_on = method.scores[0] >= method.threshold
         self.shape, self.view_shape = site.shape, site.channel_view
         self.scalar_shape = site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
@@ -137,6 +141,10 @@ class AffineTransform(MaskTransform):
             scores.uniform_(*method.scores)
         self.scores = nn.Parameter(scores)
         self.register_buffer("words", None)
+
+    def begin(self, base_weight: Tensor) -> None:
+        if self.by_spread and not base_weight.is_meta:
+            self.unit = float(base_weight.double().std(correction=0)) or 1.0
 
     def weight(self, base_weight: Tensor) -> Tensor:
         """W~ by the fused operation; from bits where there are no scores any more."""
@@ -172,7 +180,7 @@ class AffineTransform(MaskTransform):
         return int(mask.numel() - mask.sum()) if self.starts_on else None
 
     def scalar_parameters(self) -> list[nn.Parameter]:
-        return [k for k in self.coefficients() if isinstance(k, nn.Parameter)]
+        return [k for name in NAMES if isinstance(k := self._parameters.get(name), nn.Parameter)]
 
     def scalars(self) -> dict[str, Tensor]:
         """k0…k3, fixed or learned, each of one number or one per output channel."""
@@ -188,12 +196,17 @@ class AffineTransform(MaskTransform):
             if isinstance(value, Tensor):
                 scalar = nn.Parameter(value.reshape(self.scalar_shape), requires_grad=False)
                 self.register_parameter(name, scalar)
+        self.unit = 1.0
         release_memory(self)
 
     def coefficients(self) -> list[Tensor | float]:
         """k0…k3 as they are: fixed numbers, or tensors that are learned."""
         learned = self._parameters
-        return [self.fixed[n] if n in self.fixed else cast(Tensor, learned[n]) for n in NAMES]
+        ks = [self.fixed[n] if n in self.fixed else cast(Tensor, learned[n]) for n in NAMES]
+        if self.unit == 1.0:
+            return ks
+        counted = {"k1", "k2"} - self.fixed.keys()
+        return [k * self.unit if name in counted else k for name, k in zip(NAMES, ks, strict=True)]
 
     def _reads_words(self) -> bool:
         """Whether kernels can take the packed mask: bits lie row after row, and nothing learns."""
