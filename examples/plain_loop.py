@@ -27,6 +27,7 @@ def main() -> None:
 
     # Few images and small batches: the base's norm statistics work better than new ones.
     domain = pm.new_domain(base, "affine-full", data.classes, norms="affine")
+    domain.input = loaders.train.spec  # how its images are fed, which its pack keeps
     model = pm.DomainModel(base, domain)
     parts = domain.param_groups()
     optimisers = [

@@ -118,12 +118,15 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, drain: int,
             timeout_graceful_shutdown=drain,
             timeout_worker_healthcheck=_HEALTH_SECONDS,
         )
-        signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn sends it on at the end
+        signal.signal(signal.SIGTERM, _leave)  # until there is a server that can end in order
         url = f"http://{_bracketed(host)}:{listening.getsockname()[1]}"
         if workers == 1:
             app = worker_app(settings)
+            server = uvicorn.Server(configure(lambda: app))
+            # uvicorn listens to it a moment after it is announced, and sends it on at the end.
+            signal.signal(signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True))
             _announce(ready, url, app.state.engine.library)
-            uvicorn.Server(configure(lambda: app)).run([listening])
+            server.run([listening])
             return
         from polymask.serve.app import open_base
         from polymask.serve.library import Library
@@ -134,13 +137,20 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, drain: int,
         metrics = Path(folder) / "metrics"
         metrics.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
-        _announce(ready, url, library)
+        supervisor = _Supervisor(
+            configure(partial(worker_app, settings, shared=shared, parent=os.getpid())), [listening]
+        )
+        _announce(ready, url, library)  # from here on it hears signals
         del base, library  # workers have their own
-        make = partial(worker_app, settings, shared=shared, parent=os.getpid())
         try:
-            _Supervisor(configure(make), [listening]).run()
+            supervisor.run()
         finally:
             del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+
+
+def _leave(number: int, frame: object) -> None:
+    """End at once: nothing is under way yet."""
+    raise SystemExit(0)
 
 
 def _announce(ready: Ready, url: str, library: "Library") -> None:
