@@ -90,6 +90,14 @@ def test_a_second_call_makes_only_what_is_missing(base, checkpoints, tmp_path, m
     assert all(file.stat().st_mtime_ns == when for file, when in before.items())
 
 
+def test_a_checkpoint_that_is_not_there_is_listed_too(base, checkpoints, tmp_path):
+    checkpoints["birch"].path.unlink()
+    for method in ("bitdelta", "emr"):
+        found = {one.name: one.problem for one in convert_all(base, checkpoints, tmp_path / method, method=method)}
+        assert "birch.safetensors" in found["birch"]
+        assert found["ash"] is None
+
+
 def test_a_pack_of_something_else_is_not_replaced(base, checkpoints, tmp_path):
     library = tmp_path / "library"
     list(convert_all(base, checkpoints, library))

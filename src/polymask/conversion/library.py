@@ -113,9 +113,10 @@ def convert_all(
         if name in problems:
             yield _failed(name, checkpoint, problems[name])
             continue
-        key = hashlib.sha256(f"{options.key(base, chosen, shared)}\n{_digest_of(checkpoint)}".encode()).hexdigest()
         pack = out / f"{name}{SUFFIX}"
         try:
+            made_from = f"{options.key(base, chosen, shared)}\n{_digest_of(checkpoint)}"
+            key = hashlib.sha256(made_from.encode()).hexdigest()
             if pack.exists() and not options.force:
                 yield _kept(name, pack, checkpoint, key)
                 continue
@@ -170,10 +171,13 @@ class _Changes:
 def _digest_of(checkpoint: Checkpoint) -> str:
     """What a checkpoint's pack is made from: its files, names and images."""
     found = hashlib.sha256()
-    for file in sorted(checkpoint.path.iterdir()) if checkpoint.path.is_dir() else [checkpoint.path]:
-        if file.is_file():
-            with file.open("rb") as stream:
-                found.update(hashlib.file_digest(stream, "sha256").digest())
+    try:
+        for file in sorted(checkpoint.path.iterdir()) if checkpoint.path.is_dir() else [checkpoint.path]:
+            if not file.is_dir():
+                with file.open("rb") as stream:
+                    found.update(hashlib.file_digest(stream, "sha256").digest())
+    except OSError as error:
+        raise ConvertError(f"{checkpoint.path} cannot be read: {error.strerror}") from error
     data = checkpoint.data
     images = data.train.fingerprint() if isinstance(data, DomainData) else str(data)
     return json.dumps([found.hexdigest(), checkpoint.classes, images])

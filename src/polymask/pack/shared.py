@@ -20,8 +20,6 @@ from polymask.files import write_atomically
 from polymask.pack.format import ENDING, beside_file
 
 _KEY = "polymask-shared"  # of the metadata of safetensors: the base's fingerprint
-
-
 _IN_MEMORY: "dict[str, dict[str, weakref.ref[Tensor]]]" = {}  # by sha256: what some domain holds
 
 
@@ -45,14 +43,13 @@ def write_shared(folder: Path, method: str, tensors: Mapping[str, Tensor], finge
 
 def read_shared(folder: Path, note: Any, fingerprint: str) -> Mapping[str, Tensor]:
     """The tensors that a pack's note names, checked; the same tensors for all packs that need them."""
-    file, digest = beside_file(note), note["sha256"]
+    path, digest = folder / beside_file(note), note["sha256"]
     known = {name: there for name, tensor in _IN_MEMORY.get(digest, {}).items() if (there := tensor()) is not None}
-    if known and len(known) == len(_IN_MEMORY[digest]):
+    if known and len(known) == len(_IN_MEMORY[digest]) and path.is_file():
         return known
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    path = folder / file
     try:
         data = path.read_bytes()
     except OSError as error:
