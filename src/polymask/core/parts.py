@@ -136,37 +136,52 @@ class BiasTransform(Transform):
         return (base_bias + self.delta_bias).to(base_bias.dtype)
 
 
-class MaskTransform(Transform):
-    """A site with a mask: scores while it learns, bits (32 to a word, on the device) once it is stored."""
+class BitsTransform(Transform):
+    """A site with a mask of bits, 32 to a word, on the device."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask"}
 
-    scores: nn.Parameter | None
     words: Tensor | None
     shape: tuple[int, ...]  # of the mask
+
+    def bits(self) -> Bits:
+        """The mask in its stored form."""
+        assert self.words is not None
+        return Bits(self.words, self.shape)
+
+    def mask(self) -> Tensor:
+        return self.bits().unpack()
+
+    def stored(self) -> dict[str, Stored]:
+        return {"mask": self.bits()}
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        bits = stored["mask"]
+        assert isinstance(bits, Bits)
+        self.words = bits.words
+
+
+class MaskTransform(BitsTransform):
+    """A site with a mask that learns: scores, which are dropped for their bits once it is stored."""
+
+    scores: nn.Parameter | None
 
     @abstractmethod
     def mask_of(self, scores: Tensor) -> Tensor:
         """The mask that scores stand for, a boolean tensor."""
 
     def bits(self) -> Bits:
-        """The mask in its stored form."""
-        return Bits.of(self.mask()) if self.words is None else Bits(self.words, self.shape)
+        return Bits.of(self.mask()) if self.words is None else super().bits()
 
     def mask(self) -> Tensor:
-        return self.bits().unpack() if self.scores is None else self.mask_of(self.scores.detach())
+        return super().mask() if self.scores is None else self.mask_of(self.scores.detach())
 
     def score_parameters(self) -> list[nn.Parameter]:
         return [] if self.scores is None else [self.scores]
 
-    def stored(self) -> dict[str, Stored]:
-        return {"mask": self.bits()}
-
     def restore(self, stored: Mapping[str, Stored]) -> None:
-        """Drop the scores and keep the bits."""
-        bits = stored["mask"]
-        assert isinstance(bits, Bits)
-        self.words, self.scores = bits.words, None
+        super().restore(stored)
+        self.scores = None
 
 
 class Route(Part, ABC):

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from polymask.core.bits import Bits
 from polymask.core.method import Images, Method, Stage
-from polymask.core.parts import BiasTransform, MaskTransform, Stored, Transform
+from polymask.core.parts import BiasTransform, BitsTransform, Stored, Transform
 from polymask.core.survey import Site
 from polymask.methods.baselines import FreeWeights
 
@@ -94,7 +94,7 @@ class BitDelta(Method):
         return following
 
 
-class SignsTransform(MaskTransform, BiasTransform):
+class SignsTransform(BitsTransform, BiasTransform):
     """One site's packed signs, α (sizes,) and d (channels,); while refining, θ (sizes,) too."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask", "alpha": "scalars", "bias": "bias"}
@@ -104,7 +104,7 @@ class SignsTransform(MaskTransform, BiasTransform):
 
     def __init__(self, site: Site, per: Per) -> None:
         super().__init__()
-        self.shape, self.scores = site.shape, None
+        self.shape = site.shape
         self.shapes = shapes_for(site, per)
         sizes = math.prod(self.shapes[1])
         self.register_buffer("alpha", torch.zeros(sizes, dtype=site.learned_dtype))
@@ -138,10 +138,6 @@ class SignsTransform(MaskTransform, BiasTransform):
         alpha = self.size()
         M = self.mask().to(alpha.dtype)
         return (base_weight + self.spread(alpha) * (2 * M - 1)).to(base_weight.dtype)
-
-    def mask_of(self, scores: Tensor) -> Tensor:
-        """Signs are read off, and have no scores."""
-        raise NotImplementedError
 
     def stored(self) -> dict[str, Stored]:
         bias = {} if self.delta_bias is None else {"bias": self.delta_bias.detach()}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from polymask.core.bits import Bits
 from polymask.core.method import Measure, Method
-from polymask.core.parts import BiasTransform, MaskTransform, Stored, Transform
+from polymask.core.parts import BiasTransform, BitsTransform, Stored, Transform
 from polymask.core.survey import Site
 from polymask.methods.baselines import FreeWeights
 
@@ -161,7 +161,7 @@ def _sums(change: Tensor, mask: Tensor, update: Tensor) -> Tensor:
     return torch.stack([change.double().abs().sum(), (update.double().abs() * mask).sum()])
 
 
-class MaskedUpdate(MaskTransform, BiasTransform):
+class MaskedUpdate(BitsTransform, BiasTransform):
     """One site's packed mask, λ (1,) and d (channels,); τ is the tensor of all domains."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask", "size": "scalars", "bias": "bias", "update": "shared"}
@@ -172,7 +172,7 @@ class MaskedUpdate(MaskTransform, BiasTransform):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.shape, self.scores = site.shape, None
+        self.shape = site.shape
         self.register_buffer("words", Bits.of(torch.zeros(site.shape, dtype=torch.bool)).words)
         self.register_buffer("size", torch.ones(1, dtype=site.learned_dtype))
         self.register_buffer("update", torch.zeros(site.shape, dtype=site.learned_dtype))
@@ -190,10 +190,6 @@ class MaskedUpdate(MaskTransform, BiasTransform):
 
     def weight(self, base_weight: Tensor) -> Tensor:
         return (base_weight + self.size * (self.mask() * self.update)).to(base_weight.dtype)
-
-    def mask_of(self, scores: Tensor) -> Tensor:
-        """Masks are read off, and have no scores."""
-        raise NotImplementedError
 
     def scalars(self) -> Mapping[str, Tensor]:
         return {"size": self.size}
