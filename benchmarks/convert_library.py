@@ -144,7 +144,7 @@ def _converted(
         "accuracy": tested,
         "pack_bytes": mean(one.pack_bytes or 0 for one in found),
         "shared_bytes": shared,
-        "weight_error": mean(one.weight_error or 0.0 for one in found),
+        "weight_error": mean(one.metrics["weight_error"] for one in found),
         "seconds": seconds / len(found),
     }
 

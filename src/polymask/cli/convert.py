@@ -17,7 +17,7 @@ from polymask.cli.verb import (
 )
 from polymask.errors import DomainError
 from polymask.pack.format import inspect
-from polymask.train.recipe import get_recipe
+from polymask.train.recipe import Recipe, get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,17 +99,7 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         self.say(f"{len(named)} checkpoints to {self.method} on {base.name}, library {self.out}")
         self.say_device(base.device)
         self.make_folder(self.out)
-        options = ConvertOptions(
-            recipe=recipe,
-            side=self.side,
-            statistics=self.statistics,
-            steps=self.scale_steps,
-            rate=self.scale_rate,
-            train_masks=self.train_masks,
-            seed=self.seed,
-            limit=self.limit,
-            force=self.force,
-        )
+        options = ConvertOptions(**self._how(recipe), limit=self.limit, force=self.force)
         rows: list[dict[str, Any]] = []
         for found in convert_all(
             base, checkpoints, self.out, method=self.method, options=options, listener=LiveProgress
@@ -119,7 +109,20 @@ class ConvertVerb(ImagesVerb, BaseVerb):
             rows.append(found.to_json())
         shared = sorted({file for row in rows if row["pack"] and (file := inspect(row["pack"]).manifest.beside)})
         sizes = {file: (self.out / file).stat().st_size for file in shared}
-        return {"base": base.name, "method": self.method, "packs": rows, "shared": sizes}
+        method = "affine-full" if self.train_masks else self.method
+        return {"base": base.name, "method": method, "packs": rows, "shared": sizes}
+
+    def _how(self, recipe: Recipe) -> dict[str, Any]:
+        """How each checkpoint is converted."""
+        return {
+            "recipe": recipe,
+            "side": self.side,
+            "statistics": self.statistics,
+            "steps": self.scale_steps,
+            "rate": self.scale_rate,
+            "train_masks": self.train_masks,
+            "seed": self.seed,
+        }
 
     @staticmethod
     def _named(pattern: str | Path, name: str) -> Path:
@@ -157,14 +160,8 @@ class ConvertVerb(ImagesVerb, BaseVerb):
             method=self.method,
             classes=names,
             data=data,
-            side=self.side,
-            recipe=recipe,
-            statistics=self.statistics,
-            steps=self.scale_steps,
-            rate=self.scale_rate,
-            train_masks=self.train_masks,
             loaders=None if data is None else self.loaders(data, base.input, recipe),
-            seed=self.seed,
+            **self._how(recipe),
             listener=LiveProgress(self.name),
         )
         for note in converted.notes:
@@ -232,12 +229,9 @@ def _present_all(result: dict[str, Any], console: "Console") -> None:
     rows = []
     made = [row for row in result["packs"] if row["problem"] is None]
     for row in made:
-        outputs = row["outputs"]
-        cells = ["–", "–"]
-        if outputs is not None and outputs["pack_accuracy"] is not None:
-            cells[0] = f"{outputs['checkpoint_accuracy']:.1f} → {outputs['pack_accuracy']:.1f} %"
-        if outputs is not None:
-            cells[1] = f"{outputs['agreement']:.1f} %"
+        tested, was, same = (row["metrics"].get(n) for n in ("test_accuracy", "checkpoint_accuracy", "agreement"))
+        cells = ["–" if tested is None or was is None else f"{was:.1f} → {tested:.1f} %"]
+        cells.append("–" if same is None else f"{same:.1f} %")
         before, after = (size_text(row[size]).partition(" (")[0] for size in ("checkpoint_bytes", "pack_bytes"))
         rows.append([row["name"], *cells, f"{before} → {after}"])
     if rows:

@@ -8,14 +8,14 @@ are kept, so an interrupted conversion goes on where it was.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from polymask.conversion.convert import RATE, STEPS, Converted, Statistics, convert, convertible, recipe_at
-from polymask.conversion.finetuned import ConvertError, Finetuned, OutputDistance
+from polymask.conversion.finetuned import ConvertError, Finetuned
 from polymask.core.base import Base
 from polymask.core.method import Method
 from polymask.core.network import digest_tensors
@@ -51,8 +51,7 @@ class Conversion:
     checkpoint_bytes: int
     pack_bytes: int | None = None
     kept: bool = False  # from an earlier call
-    weight_error: float | None = None
-    outputs: OutputDistance | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)  # the pack's: accuracies, agreement, what is missed
     notes: tuple[str, ...] = ()
     left: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
@@ -76,11 +75,15 @@ class ConvertOptions:
     limit: int | None = None
     force: bool = False
 
+    def how(self) -> dict[str, Any]:
+        """What `convert` takes of them."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("limit", "force")}
+
     def key(self, base: Base, method: Method, update: str | None) -> str:
         """What makes packs of two calls the same, as text."""
         recipe = recipe_at(base, self.recipe, self.side).to_json()
-        ours = {name: value for name, value in asdict(self).items() if name not in ("recipe", "force")}
-        return json.dumps([method.name, method.options(), recipe, ours, update], sort_keys=True, default=str)
+        ours = self.how() | {"recipe": recipe, "limit": self.limit}
+        return json.dumps([method.name, method.options(), ours, update], sort_keys=True)
 
 
 def convert_all(
@@ -129,15 +132,9 @@ def convert_all(
                 method=chosen,
                 classes=checkpoint.classes,
                 data=data,
-                side=options.side,
-                recipe=options.recipe,
-                statistics=options.statistics,
-                steps=options.steps,
-                rate=options.rate,
-                train_masks=options.train_masks,
                 update=update,
                 loaders=None if loaders is None or data is None else loaders(data),
-                seed=options.seed,
+                **options.how(),
                 listener=None if listener is None else listener(name),
             )
             converted.domain.recipe |= {NOTE: key}
@@ -189,9 +186,8 @@ def _kept(name: str, pack: Path, checkpoint: Checkpoint, key: str) -> Conversion
     if manifest.recipe.get(NOTE) != key:
         reason = f"{pack} exists and was made of something else; choose another name, or force to replace it"
         return _failed(name, checkpoint, reason)
-    missed = manifest.metrics.get("weight_error")
     size = checkpoint_bytes(checkpoint.path)
-    return Conversion(name, pack, size, pack.stat().st_size, kept=True, weight_error=missed)
+    return Conversion(name, pack, size, pack.stat().st_size, kept=True, metrics=manifest.metrics)
 
 
 def _failed(name: str, checkpoint: Checkpoint, problem: str) -> Conversion:
@@ -204,8 +200,7 @@ def _made(name: str, pack: Path, checkpoint: Checkpoint, converted: Converted) -
         pack,
         checkpoint_bytes(checkpoint.path),
         pack.stat().st_size,
-        weight_error=converted.weights.error,
-        outputs=converted.outputs,
+        metrics=converted.domain.metrics,
         notes=converted.notes,
         left=converted.left,
     )
