@@ -1,8 +1,10 @@
 """A pack that somebody forged is refused by name, or it is exactly what it says; never anything else, and soon."""
 
+import base64
 import json
 import random
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,51 @@ def forge_at_random(base: pm.Base, pack: Path, rounds: int, seed: int, tmp_path:
 @pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name.split(".")[0])
 def test_a_forged_manifest_or_header_is_refused_or_exact(pack, bases, tmp_path):
     forge_at_random(base_for(bases, pack), pack, 12, 0, tmp_path)
+
+
+@pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name.split(".")[0])
+def test_a_forged_manifest_or_header_of_the_format_that_is_written_is_refused_or_exact(pack, bases, tmp_path):
+    base = base_for(bases, pack)
+    pm.load_domain(pack, base).save(tmp_path / pack.name)
+    forge_at_random(base, tmp_path / pack.name, 12, 3, tmp_path)
+    forge_layouts(base, tmp_path / pack.name, 12, tmp_path)
+
+
+def forge_layouts(base: pm.Base, pack: Path, rounds: int, tmp_path: Path) -> int:
+    """How many packs loaded whose layout has one place changed."""
+    draw = random.Random(pack.name)
+    manifest, header, data = read_parts(pack)
+    layout = json.loads(zlib.decompress(base64.b64decode(manifest["layout"]), -15))
+    loaded = 0
+    for _ in range(rounds if layout else 0):
+        path = draw.choice(list(places(layout)))
+        new = draw.choice([*NASTY, [["transform/x/mask", [8]]], draw.choice(list(layout.values()))])
+        text = json.dumps(changed(layout, path, new)).encode()
+        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        forged = manifest | {"layout": base64.b64encode(packer.compress(text) + packer.flush()).decode()}
+        write_forged(tmp_path / "forged.safetensors", forged, header, data)
+        loaded += check(tmp_path / "forged.safetensors", base)
+    return loaded
+
+
+def test_a_layout_that_inflates_to_very_much_is_refused_soon(bases, made, tmp_path):
+    manifest, header, data = read_parts(made("labels"))
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = packer.compress(b" " * (200 << 20)) + packer.flush()
+    write_forged(tmp_path / "bomb.safetensors", manifest | {"layout": base64.b64encode(bomb).decode()}, header, data)
+    began = time.process_time()
+    with pytest.raises(PackError, match="does not end where it should"):
+        pm.load_domain(tmp_path / "bomb.safetensors", bases["learned"])
+    assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name.split(".")[0])
+def test_a_thousand_forgeries_of_the_format_that_is_written_are_refused_or_exact(pack, bases, tmp_path):
+    base = base_for(bases, pack)
+    pm.load_domain(pack, base).save(tmp_path / pack.name)
+    forge_at_random(base, tmp_path / pack.name, 500, 4, tmp_path)
+    forge_layouts(base, tmp_path / pack.name, 500, tmp_path)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Bases in half precision: what learns is in float32, and learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -178,7 +180,7 @@ def test_a_pack_that_kept_halves_still_loads(tmp_path):
     domain.save(tmp_path / "new.safetensors")
     manifest, tensors = read_pack(tmp_path / "new.safetensors")
     halves = {name: t.astype(np.float16) for name, t in tensors.items()}
-    write_pack(tmp_path / "old.safetensors", manifest, halves)
+    write_pack(tmp_path / "old.safetensors", replace(manifest, format=1), halves)
     loaded = pm.load_domain(tmp_path / "old.safetensors", base)
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
     assert torch.equal(loaded.head.weight, domain.head.weight.half().float())
@@ -192,7 +194,7 @@ def test_halves_are_refused_on_a_base_in_float32(tmp_path):
     pm.new_domain(base, "bn-only", ["a", "b"]).save(tmp_path / "new.safetensors")
     manifest, tensors = read_pack(tmp_path / "new.safetensors")
     halves = {name: t.astype(np.float16) for name, t in tensors.items()}
-    write_pack(tmp_path / "old.safetensors", manifest, halves)
+    write_pack(tmp_path / "old.safetensors", replace(manifest, format=1), halves)
     with pytest.raises(pm.PackError, match=r"has type float16, not torch\.float32"):
         pm.load_domain(tmp_path / "old.safetensors", base)
 

@@ -118,7 +118,7 @@ def test_packs_hold_a_bit_a_weight_and_load_to_the_bit(taught):
         assert torch.equal(loaded(base, images()), domain(base, images()))
         assert torch.equal(loaded.merged(base)(images()), loaded(base, images()))
         info = inspect(folder / f"{name}.safetensors")
-        assert info.manifest.format == 3
+        assert info.manifest.format == 4
         assert info.manifest.beside == shared.name
         assert not any(tensor.endswith("/update") for tensor in info.tensors)
         sites = sum(site.numel for site in base.sites.values())

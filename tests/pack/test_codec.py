@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polymask.pack.format import decode_bits, encode_bits
+from polymask.pack.codec import decode_bits, encode_bits
 
 
 def mask_bytes(count, density, seed=0):

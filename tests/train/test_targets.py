@@ -63,7 +63,7 @@ def test_a_pack_keeps_the_target_and_readers_of_format_1_would_refuse_it(base, l
     kind, root, _, _, found = learned
     path = root / "library" / f"{kind}.safetensors"
     manifest = pm.inspect(path).manifest
-    assert (manifest.format, manifest.target) == (2, kind)
+    assert (manifest.format, manifest.target) == (4, kind)
     again = pm.load_domain(path, base)
     assert again.target == found.domain.target
     assert again.recipe == json.loads(json.dumps(found.domain.recipe))
@@ -78,8 +78,8 @@ def test_a_pack_whose_target_makes_no_sense_is_refused(base, learned):
     write_pack(bad, replace(manifest, recipe=manifest.recipe | {"target": {"kind": "words"}}), tensors)
     with pytest.raises(PackError, match="target"):
         pm.load_domain(bad, base)
-    write_pack(bad, replace(manifest, format=4), tensors)
-    with pytest.raises(PackError, match=r"format 4, .* reads format 1"):
+    write_pack(bad, replace(manifest, format=5), tensors)
+    with pytest.raises(PackError, match=r"format 5, .* reads format 1"):
         pm.load_domain(bad, base)
 
 

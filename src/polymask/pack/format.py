@@ -1,26 +1,15 @@
 """The pack: a domain's file, safetensors with a JSON manifest. See docs/pack-format.md.
 
-Bits are stored raw, Huffman-coded or by LZMA, whichever is smallest. Raw costs one bit an element, so nothing ever
-costs more. A mask of independent bits has no repetitions to find: Huffman codes over its bytes come within 2 % of the
-entropy where ones and zeros are up to nine to one, and LZMA's adaptive coder is better where they are more uneven.
-
-Bytes with equally many ones are about equally likely, so their Huffman codes are equally long.
-Numbering the bytes by that count before they are coded puts equal code lengths side by side,
-where deflate's tables, one per 32 KiB, cost least.
-
 This module knows the file and nothing of domains or methods. Reading a manifest needs neither torch nor numpy. Every
 tensor and the manifest are covered by one sha256, so a damaged pack is found before any of it is used.
 """
 
 import hashlib
 import json
-import lzma
-import math
 import os
 import re
 import stat
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,75 +18,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from polymask import __version__
 from polymask.errors import FileError, PackError
 from polymask.files import NAME, PACK_KEY, SUFFIX, check_fields, json_object, write_atomically
+from polymask.pack.codec import CODECS, BitArray
+from polymask.pack.layout import LARGEST, TYPES, Layout, check_codings, gather, spread
 
 if TYPE_CHECKING:
     import numpy as np
 
-CODECS = ("raw", "deflate", "lzma")
-_MEMORY = 16 << 20  # what a decoder may use besides its output
-_BY_ONES = bytes(sorted(range(256), key=lambda byte: (f"{byte:b}".count("1"), byte)))
-_RANK = bytes(_BY_ONES.index(byte) for byte in range(256))
-_FILTERS = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16, "lc": 0, "lp": 0, "pb": 0}]
-
-
-def encode_bits(data: bytes) -> tuple[str, bytes]:
-    """(codec, encoded data), the shortest."""
-    encoded = [("raw", data), ("deflate", _deflate(data, zlib.Z_HUFFMAN_ONLY))]
-    if len(encoded[1][1]) < len(data) // 4:  # so uneven that there are repetitions after all
-        encoded.append(("deflate", _deflate(data, zlib.Z_DEFAULT_STRATEGY)))
-        encoded.append(("lzma", lzma.compress(data, lzma.FORMAT_ALONE, filters=_FILTERS)))
-    return min(encoded, key=lambda pair: len(pair[1]))
-
-
-def decode_bits(codec: str, data: bytes, size: int) -> bytes:
-    """The `size` bytes that were encoded; ValueError if there are more, fewer or none."""
-    if codec not in CODECS:
-        raise ValueError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
-    decoded = data
-    if codec != "raw":
-        stream: Any = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_MEMORY)
-        if codec == "deflate":
-            stream = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            decoded = stream.decompress(data, size + 1)
-        except (zlib.error, lzma.LZMAError, EOFError) as error:
-            raise ValueError(f"the {codec} stream is damaged: {error}") from error
-        if not stream.eof or stream.unused_data:
-            raise ValueError(f"the {codec} stream does not end where it should")
-    if len(decoded) != size:
-        raise ValueError(f"the {codec} data does not decode to {size} bytes")
-    return decoded.translate(_BY_ONES) if codec == "deflate" else decoded
-
-
-def _deflate(data: bytes, strategy: int) -> bytes:
-    stream = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, strategy)
-    return stream.compress(data.translate(_RANK)) + stream.flush()
-
-
 _HEADER_LIMIT = 8 << 20  # bytes
-_TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "U8": "u1", "I64": "<i8"}
+_LAYOUT = "layout"  # the member of a manifest of format 4 that says what is where in its streams
 
-
-@dataclass(frozen=True)
-class BitArray:
-    """Bits of some shape, as they stand in a pack: encoded."""
-
-    shape: tuple[int, ...]
-    codec: str
-    data: bytes
-
-    def decoded(self) -> bytes:
-        """ceil(elements / 8) bytes. Check the shape first: this allocates what it asks for."""
-        return decode_bits(self.codec, self.data, -(-math.prod(self.shape) // 8))
-
-    @classmethod
-    def encoded(cls, data: bytes, shape: tuple[int, ...]) -> "BitArray":
-        """From plain bytes, by the codec that makes them shortest."""
-        return cls(shape, *encode_bits(data))
-
-
-TARGET = "target"  # the note in `recipe` that says what a head's outputs mean, in packs of format 2
-SHARED = "shared"  # the note in `recipe` that names what is shared with other packs, in packs of format 3
+TARGET = "target"  # the note in `recipe` that says what a head's outputs mean, from format 2 on
+SHARED = "shared"  # the note in `recipe` that names what is shared with other packs, from format 3 on
 ENDING = ".shared"  # of such files
 
 
@@ -106,7 +37,8 @@ class Manifest:
     """What a pack says about its domain.
 
     Format 2 is format 1 with a head that is not one of classes; `recipe` says of what. Format 3 is format 2 with
-    tensors in a file beside the pack, which `recipe` names. Readers of an earlier format refuse a later one.
+    tensors in a file beside the pack, which `recipe` names. Format 4, which is written, may be any of these, and its
+    tensors lie in streams. Readers of an earlier format refuse a later one.
     """
 
     method: str
@@ -119,10 +51,10 @@ class Manifest:
     metrics: dict[str, Any] = field(default_factory=dict)
     bits: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> shape, codec
     library: str = __version__
-    format: int = 1
+    format: int = 4
     sha256: str = ""
 
-    formats: ClassVar[tuple[int, ...]] = (1, 2, 3)  # that can be read
+    formats: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)  # that can be read
 
     @property
     def tested(self) -> tuple[str, Any]:
@@ -140,7 +72,8 @@ class Manifest:
     @property
     def beside(self) -> str | None:
         """The name of the file with what the pack shares with others; None where it stands alone."""
-        return beside_file(self.recipe.get(SHARED)) if self.format == 3 else None
+        needed = self.format == 3 or (self.format > 3 and SHARED in self.recipe)
+        return beside_file(self.recipe.get(SHARED)) if needed else None
 
 
 def beside_file(note: Any) -> str:
@@ -169,17 +102,23 @@ def write_pack(path: str | Path, manifest: Manifest, tensors: "Mapping[str, np.n
     import numpy as np
     from safetensors.numpy import save
 
-    arrays = {
-        name: np.frombuffer(t.data, np.uint8) if isinstance(t, BitArray) else np.asarray(t, order="C")
-        for name, t in tensors.items()
-    }
-    bits = {name: {"shape": list(t.shape), "codec": t.codec} for name, t in tensors.items() if isinstance(t, BitArray)}
+    content = asdict(manifest)
+    if manifest.format > 3:
+        layout, codings, arrays = gather(tensors)
+        content |= {"bits": codings, _LAYOUT: layout.to_text()}
+    else:
+        arrays = {
+            name: np.frombuffer(t.data, np.uint8) if isinstance(t, BitArray) else np.asarray(t, order="C")
+            for name, t in tensors.items()
+        }
+        bits = {name: t for name, t in tensors.items() if isinstance(t, BitArray)}
+        content["bits"] = {name: {"shape": list(t.shape), "codec": t.codec} for name, t in bits.items()}
     try:
         # As a reader will see it: keys of notes may not be strings yet.
-        content = json.loads(_canonical(asdict(manifest) | {"bits": bits}))
+        content = json.loads(_canonical(content))
     except (TypeError, ValueError) as error:
         raise PackError(f"{path} cannot be written: a note in its manifest: {error}") from error
-    codes = {np.dtype(t): code for code, t in _TYPES.items()}
+    codes = {np.dtype(t): code for code, t in TYPES.items()}
     content["sha256"] = _sha256(content, {n: (codes[a.dtype], list(a.shape), a.tobytes()) for n, a in arrays.items()})
     try:
         write_atomically(Path(path), save(arrays, {PACK_KEY: _canonical(content)}))
@@ -204,21 +143,24 @@ def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, An
         raise PackError(f"{path} is damaged: {error}; copy it again") from error
     if manifest.sha256 != _sha256(content, {n: (e["dtype"], e["shape"], e["data"]) for n, e in entries.items()}):
         raise PackError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it again")
-    arrays: dict[str, np.ndarray[Any, Any] | BitArray] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, entry in entries.items():
-        if entry["dtype"] not in _TYPES:
+        if entry["dtype"] not in TYPES:
             raise PackError(f"{path}: {name} has type {entry['dtype']}, which packs do not use")
-        dtype = np.dtype(_TYPES[entry["dtype"]])
-        arrays[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+        arrays[name] = np.frombuffer(entry["data"], np.dtype(TYPES[entry["dtype"]])).reshape(entry["shape"])
+    if manifest.format > 3:
+        try:
+            return manifest, spread(Layout.read(content[_LAYOUT]), content["bits"], arrays)
+        except ValueError as error:
+            raise PackError(f"{path}: its layout does not fit its tensors: {error}") from error
+    tensors: dict[str, np.ndarray[Any, Any] | BitArray] = dict(arrays)
     for name, how in manifest.bits.items():
         if name not in arrays:
             raise PackError(f"{path}: the manifest names bits {name!r} that the file lacks")
-        encoded = arrays[name]
-        assert isinstance(encoded, np.ndarray)
-        if encoded.dtype != np.uint8 or encoded.ndim != 1:
+        if arrays[name].dtype != np.uint8 or arrays[name].ndim != 1:
             raise PackError(f"{path}: the bits of {name!r} must be a row of bytes")
-        arrays[name] = BitArray(tuple(how["shape"]), how["codec"], encoded.tobytes())
-    return manifest, arrays
+        tensors[name] = BitArray(tuple(how["shape"]), how["codec"], arrays[name].tobytes())
+    return manifest, tensors
 
 
 def inspect(path: str | Path) -> PackInfo:
@@ -233,7 +175,7 @@ def inspect(path: str | Path) -> PackInfo:
             head += file.read(min(length, size, _HEADER_LIMIT))
     except OSError as error:
         raise PackError(f"{path} cannot be read: {error.strerror}") from error
-    manifest, _, header = _parse(path, head, size)
+    manifest, content, header = _parse(path, head, size)
     sizes, begin = {}, 8 + length  # where offsets count from
     end = begin
     for name, entry in header.items():
@@ -244,6 +186,13 @@ def inspect(path: str | Path) -> PackInfo:
         end = max(end, begin + offsets[1])
     if size != end:
         raise PackError(f"{path} is damaged: it has {size:,} bytes and its header tells of {end:,}; copy it again")
+    if manifest.format > 3:
+        layout = Layout.read(content[_LAYOUT])
+        types = {name: entry.get("dtype") for name, entry in header.items() if name in layout.streams}
+        if types.keys() != layout.streams.keys() or not set(types.values()) <= TYPES.keys():
+            raise PackError(f"{path} is damaged: its streams are not those of its layout")
+        alone = {name: size for name, size in sizes.items() if name not in layout.streams}
+        sizes = alone | layout.sizes(content["bits"], types)
     return PackInfo(str(path), size, manifest, sizes)
 
 
@@ -273,7 +222,18 @@ def _parse(path: str | Path, data: bytes, size: int) -> tuple[Manifest, dict[str
     if not isinstance(text, str):
         raise PackError(f"{path} is a safetensors file but not a polymask pack: it has no manifest")
     content = json_object(path, text, "manifest", PackError)
-    return _manifest(path, content), content, header
+    return _manifest(path, content if content.get("format") != 4 else _flat(path, content)), content, header
+
+
+def _flat(path: str | Path, content: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of format 4 as the earlier ones are: each mask has its shape and its codec by its name."""
+    try:
+        layout = Layout.read(content.get(_LAYOUT))
+        codings = check_codings(layout, content.get("bits"))
+    except ValueError as error:
+        raise PackError(f"{path}: {_LAYOUT} and bits in the manifest make no sense: {error}") from error
+    bits = {n: {"shape": list(s), "codec": c} for (n, s), (c, _) in zip(layout.masks, codings, strict=True)}
+    return {name: value for name, value in content.items() if name != _LAYOUT} | {"bits": bits}
 
 
 def _manifest(path: str | Path, content: dict[str, Any]) -> Manifest:
@@ -293,7 +253,7 @@ def _manifest(path: str | Path, content: dict[str, Any]) -> Manifest:
     for name, how in content["bits"].items():
         good = isinstance(how, dict) and how.keys() == {"shape", "codec"}
         good = good and how["codec"] in CODECS and isinstance(how["shape"], list)
-        good = good and all(type(n) is int and 0 <= n < 1 << 40 for n in how["shape"])
+        good = good and all(type(n) is int and 0 <= n < LARGEST for n in how["shape"])
         expect(f"bits of {name}", good, "a shape and a codec")
     return Manifest(**content)
 

@@ -17,7 +17,8 @@ from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.core.target import CLASSES, Target, read_target
 from polymask.errors import PackError, PackWarning, PolymaskError
-from polymask.pack.format import SHARED, TARGET, BitArray, Manifest, read_pack, write_pack
+from polymask.pack.codec import BitArray
+from polymask.pack.format import SHARED, TARGET, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
 from polymask.pack.shared import read_shared, write_shared
 
@@ -48,9 +49,10 @@ def save_domain(domain: Domain, path: str | Path) -> None:
                 f"{path} is not written: {name} of the domain holds values that are not "
                 "finite, or bfloat16; train it again with a smaller rate, in float32"
             )
-        tensors[name] = stored.cpu().numpy()
+        tensors[name] = _narrowed(stored.cpu().numpy())
     note = domain.target.note()
-    notes: dict[str, Any] = {TARGET: note} if note else {}
+    notes = {name: note for name, note in domain.recipe.items() if name not in (RESPONSE, TARGET, SHARED)}
+    notes |= {RESPONSE: domain.base_response} | ({TARGET: note} if note else {})
     if shared:
         notes[SHARED] = write_shared(Path(path).parent, domain.method.name, shared, domain.fingerprint)
     manifest = Manifest(
@@ -60,11 +62,19 @@ def save_domain(domain: Domain, path: str | Path) -> None:
         fingerprint=domain.fingerprint,
         input=domain.input.to_json(),
         classes=domain.classes,
-        recipe=domain.recipe | {RESPONSE: domain.base_response} | notes,
+        recipe=notes,
         metrics=domain.metrics,
-        format=3 if shared else 2 if note else 1,
     )
     write_pack(path, manifest, tensors)
+
+
+def _narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers of 32 bits in 16, where these are the same numbers."""
+    if values.dtype != np.float32:
+        return values
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    return halves if halves.astype(np.float32).tobytes() == values.tobytes() else values
 
 
 def load_domain(path: str | Path, base: Base) -> Domain:
@@ -103,8 +113,8 @@ def load_domain(path: str | Path, base: Base) -> Domain:
     domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
     domain.metrics = manifest.metrics
     domain.base_response = _checked_response(path, base, manifest.recipe.get(RESPONSE))
-    stored = _checked(path, domain, tensors, widen=base.dtype == torch.float16)
-    if manifest.format == 3:
+    stored = _checked(path, domain, tensors, widen=manifest.format > 3 or base.dtype == torch.float16)
+    if manifest.beside is not None:
         stored |= _shared_by(path, domain, manifest)
     return domain.restore(stored).to(base.device)
 
@@ -115,7 +125,8 @@ def _shared_by(path: Path, domain: Domain, manifest: Manifest) -> dict[str, Stor
         found = read_shared(path.parent, manifest.recipe.get(SHARED), manifest.fingerprint)
     except PackError as error:
         raise PackError(f"{path}: {error}") from error
-    expected = {name: tensor for name, tensor in domain.stored().items() if name in domain.beside()}
+    beside = domain.beside()
+    expected = {name: tensor for name, tensor in domain.stored().items() if name in beside}
     shapes = [{n: (tuple(t.shape), getattr(t, "dtype", None)) for n, t in one.items()} for one in (expected, found)]
     if shapes[0] != shapes[1]:
         raise PackError(f"{path}: {manifest.beside} does not fit its method on this base; copy both again")
@@ -146,7 +157,7 @@ def _checked_response(path: Path, base: Base, note: Any) -> dict[str, Any]:
 
 def target_of(manifest: Manifest) -> Target:
     """What the outputs of a pack's head mean; raise where its note makes no sense."""
-    if manifest.format == 1 or (manifest.format == 3 and TARGET not in manifest.recipe):
+    if manifest.format == 1 or (manifest.format > 2 and TARGET not in manifest.recipe):
         return CLASSES
     return read_target(manifest.recipe.get(TARGET), manifest.classes)
 
@@ -160,9 +171,10 @@ def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(path: Path, domain: Domain, found: Mapping[str, Array], *, widen: bool) -> dict[str, Stored]:
     """The tensors of a pack, once each is known to be what the domain expects.
 
-    `widen` turns halves into what learns now in 32 bits: it was once kept in the base's type.
+    `widen` turns halves into what is in 32 bits: format 4 keeps in 16 what fits, and halves once learned in halves.
     """
-    expected = {name: tensor for name, tensor in domain.stored().items() if name not in domain.beside()}
+    beside = domain.beside()
+    expected = {name: tensor for name, tensor in domain.stored().items() if name not in beside}
     if expected.keys() != found.keys():
         odd = sorted(expected.keys() ^ found.keys())
         more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
