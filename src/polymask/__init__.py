@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from polymask.train.predict import Prediction, evaluate, evaluate_in_detail
     from polymask.train.pretrain import pretrain
     from polymask.train.recipe import Recipe, get_recipe
+    from polymask.train.unknown import Calibration, calibrate
 
 _HOME = {
     "benchmarks.local": "run_jobs",
@@ -81,6 +82,7 @@ _HOME = {
     "train.evaluation": "Evaluation",
     "train.predict": "evaluate evaluate_in_detail Prediction",
     "train.recipe": "get_recipe Recipe",
+    "train.unknown": "calibrate Calibration",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import polymask as pm
 from forged_packs import read_parts, write_forged
 from nets import SPEC, BlockNet, TinyNet
+from polymask.core.unknown import Observed, fit_unknown
 from polymask.errors import PackError
 from presets import ONE_OF_A_KIND
 
@@ -23,7 +24,7 @@ FIRST_HOUSE = Path(__file__).parents[1] / "first_house"
 NETS = {"learned": (TinyNet, 8), "blocks": (BlockNet, 10)}
 PACKS = sorted(FIRST_HOUSE.glob("*.spots.safetensors"))
 MADE = sorted(ONE_OF_A_KIND - {pack.name.split(".")[0] for pack in PACKS})  # methods without a pack there
-MADE += ["labels", "values"]
+MADE += ["labels", "values", "unknown"]
 SECONDS = 5.0  # of CPU, for a pack of a few kB
 NASTY = [
     *(None, True, 0, -1, 1, 2, 3, 10**9, 2**31, 2**63 - 1, -(2**63), 0.5, 1e308, -1e-308),
@@ -48,11 +49,14 @@ def made(bases, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
 
     def make(name: str) -> Path:
-        method = "affine-full" if name in ("labels", "values") else name
+        method = "affine-full" if name in ("labels", "values", "unknown") else name
         base = bases["learned" if pm.create_method(method).mergeable else "blocks"]
-        target = "classes" if name == method else name
+        target = name if name in ("labels", "values") else "classes"
         domain = pm.new_domain(base, method, ["a", "b"], target=target)
         domain.target = domain.target.fitted(lambda: torch.tensor([[0.0, 1.0], [2.0, 3.0]]), None)
+        if name == "unknown":
+            seen = Observed(torch.randn(40, 12), torch.randn(40, 2), torch.arange(40) % 2)
+            domain.unknown = fit_unknown("mahalanobis", seen, seen)
         domain.save(folder / f"{name}.safetensors")
         return folder / f"{name}.safetensors"
 
@@ -191,6 +195,10 @@ def test_forgeries_of_newer_methods_and_of_other_targets_are_refused_or_exact(na
     pack = made(name)
     forge_at_random(base_for(bases, pack), pack, 300, 2, tmp_path)
     forge_every_option(base_for(bases, pack), pack, tmp_path)
+
+
+def test_forgeries_of_a_rule_for_unknown_images_are_refused_or_exact(made, bases, tmp_path):
+    assert forge_at_random(bases["learned"], made("unknown"), 60, 3, tmp_path) < 60
 
 
 @pytest.mark.parametrize("shape", [[3, 16, -(2**63)], [3, 0, 16], [3, 10**6, 10**6], [3], [], "abc", [1e308] * 3])

@@ -287,3 +287,36 @@ def test_killing_a_run_twenty_times_changes_no_byte_of_its_pack(tmp_path):
     packs = [(tmp_path / name / "d.safetensors").read_bytes() for name in ("whole", "killed")]
     assert packs[0] == packs[1]
     assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+def test_predict_says_unknown_where_it_is_asked_and_the_pack_can_tell(room, printed, capsys):
+    image = next((room / "pictures").rglob("*.png"))
+    assert main(["predict", "shapes", str(image), "--reject"]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("polymask:")]
+    assert "polymask calibrate shapes --data DIR" in line
+    make_folder(room / "more", classes=3, train=60)
+    copy = room / "library" / "told.safetensors"
+    copy.write_bytes((room / "library" / "shapes.safetensors").read_bytes())
+    found = printed("calibrate", "told", "--data", "more")
+    assert found["images"] >= 20
+    assert found["bytes"] < 50_000
+    assert main(["predict", "told", str(image)]) == 0
+    assert "known" not in capsys.readouterr().out
+    (row,) = printed("predict", "told", image, "--reject", "--csv", "told.csv")
+    assert row["unknown"] in (True, False)
+    assert (room / "told.csv").read_text().startswith("image,unknown,rank,class,probability")
+    (row,) = printed("predict", "auto", image)
+    assert row["domain"] in {path.stem for path in (room / "library").glob("*.safetensors")}
+    copy.unlink()
+
+
+def test_calibrate_refuses_images_that_cannot_calibrate_in_one_line(room, capsys):
+    before = (room / "library" / "shapes.safetensors").read_bytes()
+    for words, problem in [
+        (["--data", "pictures"], "validation images are too few"),
+        (["--data", "pictures", "--accepted", "2"], "--accepted 2.0 must be between 0 and 1"),
+        (["--data", "digits"], "are not those of the domain"),
+    ]:
+        assert main(["calibrate", "shapes", *words]) == 1
+        assert problem in capsys.readouterr().err.strip().splitlines()[-1]
+    assert (room / "library" / "shapes.safetensors").read_bytes() == before

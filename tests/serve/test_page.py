@@ -4,7 +4,7 @@ import pytest
 
 from browser import chromium
 from polymask.core.registry import new_domain
-from serving import TOKEN, library, make_app, pack, picture, running
+from serving import TOKEN, judging_pack, library, make_app, pack, picture, running
 
 pytestmark = pytest.mark.slow
 CARDS = "[...document.querySelectorAll('.card')].map((card) => card.dataset.name).join()"
@@ -207,3 +207,15 @@ def test_words_stand_out_from_their_ground(site, scheme):
       });
     """)
     assert min(ratio) > 4.5
+
+
+def test_an_unknown_image_is_called_so(tmp_path, browser):
+    folder = tmp_path / "library"
+    folder.mkdir()
+    judging_pack(folder / "judge.safetensors", 1e6)
+    with running(make_app(folder)) as (_, (host, port)):
+        browser.open(f"http://{host}:{port}/")
+        browser.wait_for(f"{CARDS} === 'judge'")
+        browser.drop(picture(), "a.png", "image/png")
+        browser.wait_for("document.querySelector('.bars')")
+        assert browser.text(".answer .unknown").startswith("Unknown")

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from nets import trained
 from polymask.data.preprocess import Preprocess
 from polymask.train.predict import write_likeness
-from serving import BASE, LOCAL, encoded, expected, library, make_app, pack, picture, text
+from serving import BASE, LOCAL, encoded, expected, judging_pack, library, make_app, pack, picture, text
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +205,37 @@ def test_domains_of_other_methods_are_served_too(tmp_path, method):
         reply = client.post("/v1/predict", json=body)
     found = probabilities(reply.json(), [f"class {i}" for i in range(3)])
     torch.testing.assert_close(found, expected(tmp_path / "x.safetensors", [picture()]))
+
+
+@pytest.mark.parametrize(("threshold", "unknown"), [(1e6, True), (-1e6, False)])
+def test_an_answer_says_unknown_with_the_score_where_the_pack_can_tell(tmp_path, threshold, unknown):
+    judging_pack(tmp_path / "judge.safetensors", threshold)
+    pack(tmp_path / "plain.safetensors")
+    with TestClient(make_app(tmp_path), base_url=LOCAL) as client:
+        body = {"images": [text(picture())], "top_k": 3}
+        (image,) = client.post("/v1/predict", json=body | {"domain": "judge"}).json()["images"]
+        assert image["unknown"] is unknown
+        assert isinstance(image["score"], float)
+        found = probabilities({"images": [image]}, [f"class {i}" for i in range(3)])
+        torch.testing.assert_close(found, expected(tmp_path / "judge.safetensors", [picture()]))
+        (plain,) = client.post("/v1/predict", json=body | {"domain": "plain"}).json()["images"]
+        assert not {"unknown", "score"} & plain.keys()
+        (best,) = client.post("/v1/predict/auto", json=body | {"domains": ["judge"]}).json()["images"]
+        assert (best["domain"], best["unknown"]) == ("judge", unknown)
+        assert client.get("/v1/domains/judge").json()["unknown"]["threshold"] == threshold
+        assert client.get("/v1/domains/plain").json()["unknown"] is None
+
+
+def test_a_rule_of_a_strangers_pack_that_gives_no_numbers_is_not_served(tmp_path):
+    import polymask as pm
+    from polymask.core.unknown import Observed, fit_unknown
+
+    domain, seen = trained(BASE), Observed(torch.randn(40, 12), torch.randn(40, 3), torch.arange(40) % 3)
+    domain.unknown = fit_unknown("mahalanobis", seen, seen)
+    domain.unknown.whiten.fill_(3e38)
+    domain.save(tmp_path / "odd.safetensors")
+    pm.load_domain(tmp_path / "odd.safetensors", BASE)
+    with TestClient(make_app(tmp_path), base_url=LOCAL) as client:
+        reply = client.post("/v1/predict", json={"domain": "odd", "images": [text(picture())]})
+        assert reply.status_code == 409
+        assert "not finite" in reply.json()["error"]

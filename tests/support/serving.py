@@ -15,6 +15,7 @@ import uvicorn
 from PIL import Image
 
 from nets import tiny_base, trained
+from polymask.core.unknown import Judgement, Unknown
 from polymask.serve import Settings, create_app
 from polymask.serve.process import ImpatientProtocol
 
@@ -30,6 +31,13 @@ def pack(path: Path, *, classes: int = 3, seed: int = 0, method: str = "affine-f
     """Write a trained pack; its bytes."""
     trained(BASE, method, classes=classes, seed=seed).save(path)
     return path.read_bytes()
+
+
+def judging_pack(path: Path, threshold: float, *, seed: int = 0) -> None:
+    """Write a trained pack that calls images unknown whose energy is below a threshold."""
+    domain = trained(BASE, seed=seed)
+    domain.unknown = Unknown(Judgement("energy", 2.0, threshold, 0.95), {})
+    domain.save(path)
 
 
 def library(folder: Path, count: int = 3) -> Path:

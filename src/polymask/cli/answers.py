@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,11 @@ from polymask.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor
 
-    from polymask.train.predict import Classifier
+    from polymask.train.predict import Prediction
 
+Answer = Callable[[Sequence[Path]], list[dict[str, Any]]]  # what is on files, in words
+AUTO = "auto"  # in place of a domain's name: each image finds its own
 _MOST_CLASSES = 20  # that `evaluate` prints
 
 
@@ -128,12 +130,14 @@ class EvaluateVerb(PackVerb):
 
 @dataclass(kw_only=True)
 class PredictVerb(PackVerb):
-    """Say what is on images: files, folders or patterns."""
+    """Say what is on images: files, folders or patterns. With auto for the domain's name each image finds its own."""
 
     files: tyro.conf.Positional[list[str]]
     """Files, folders or patterns (quote them)."""
     top: int = 3
     """How many classes to name for each image."""
+    reject: bool = False
+    """Say of each image whether it is unknown: nothing that the domain learned."""
     csv: Path | None = None
     """Write the answers to this file, a line for each image and class."""
 
@@ -141,30 +145,54 @@ class PredictVerb(PackVerb):
         return ["PIL"]
 
     def run(self) -> list[dict[str, Any]]:
-        from polymask.train.predict import Classifier
+        from polymask.train.predict import without_verdict
 
         if self.top < 1:
             raise DataError(f"--top {self.top} must be at least 1")
         if self.csv is not None and not self.csv.absolute().parent.is_dir():
             raise DataError(f"--csv {self.csv}: there is no folder {self.csv.parent}")
-        self.pack_path()  # a name that nobody has is said before files are looked for
+        auto = str(self.pack) == AUTO and not (self.library / f"{AUTO}.safetensors").is_file()
+        if not auto:
+            self.pack_path()  # a name that nobody has is said before files are looked for
         files = image_files(self.files)
         if not files:
             raise DataError("no image is given; polymask predict NAME FILES…")
-        base, domain = self.open_domain()
-        if domain.classes is None:
-            raise DomainError(f"{self.pack} has no classes: it gives features, not predictions")
-        classify = Classifier(base, domain)
+        answer = self._by_likeness() if auto else self._by_name()
         rows: list[dict[str, Any]] = []
         for batch in batched_files(files, "predicting"):
-            for file, answer in read_some(classify, batch):
-                if isinstance(answer, DataError):
-                    rows.append({"image": str(file), "problem": str(answer)})
-                    continue
-                rows.append({"image": str(file)} | domain.target.said(answer, domain.classes, self.top))
+            for file, said in read_some(answer, batch):
+                problem = {"problem": str(said)} if isinstance(said, DataError) else said
+                rows.append({"image": str(file)} | (problem if self.reject else without_verdict(problem)))
         if self.csv is not None:
             write_predictions(self.csv, rows)
         return rows
+
+    def _by_name(self) -> "Answer":
+        """What one domain says of files."""
+        from polymask.train.predict import Classifier, judgement_of
+
+        base, domain = self.open_domain()
+        if domain.classes is None:
+            raise DomainError(f"{self.pack} has no classes: it gives features, not predictions")
+        judgement_of(domain, str(self.pack), needed=self.reject)
+        return partial(Classifier(base, domain).say, top=self.top)
+
+    def _by_likeness(self) -> "Answer":
+        """What the domain of the library says that a file looks most like."""
+        from polymask.library.model import MultiDomainModel
+        from polymask.pack.format import inspect, packs_in
+
+        packs = packs_in(self.library)
+        if not packs:
+            raise DomainError(f"{self.library} has no packs to compare; give --library")
+        base = self.open_base(self.base or inspect(packs[0]).manifest.base)
+        model = MultiDomainModel(base, self.library)
+        self.say_device(base.device)
+
+        def answer(files: Sequence[Path]) -> list[dict[str, Any]]:
+            return [_said(one) for one in model.predict(list(files), top=self.top, reject=self.reject)]
+
+        return answer
 
     def exit_code(self, result: list[dict[str, Any]]) -> int:
         return int(any("problem" in row for row in result))
@@ -179,8 +207,11 @@ class PredictVerb(PackVerb):
                 print("\t".join(row))
         elif rows:
             places = ["first", "second", "third"] + [f"{n}th" for n in range(4, self.top + 1)]
-            headings = list(answered[0].get("values", places))
-            console.print(table("image", *headings[: len(rows[0]) - 1], rows=rows))
+            about = ["domain"] * ("domain" in answered[0]) + ["is it known?"] * ("unknown" in answered[0])
+            headings = about + list(answered[0].get("values", places))
+            width = max(map(len, rows))
+            rows = [row + [""] * (width - len(row)) for row in rows]
+            console.print(table("image", *headings[: width - 1], rows=rows))
         problems = [row["problem"] for row in result if "problem" in row]
         for problem in problems:
             self.say(f"skipped: {problem}", style="yellow")
@@ -188,11 +219,22 @@ class PredictVerb(PackVerb):
             self.say(f"{len(problems)} of {len(result)} files could not be read")
 
 
+def _said(prediction: "Prediction") -> dict[str, Any]:
+    """A prediction as `Classifier.say` gives it, with the name of its domain."""
+    named: dict[str, Any] = {"domain": prediction.domain}
+    named["top"] = [{"class": label, "probability": share} for label, share in prediction.top]
+    others = {name: getattr(prediction, name) for name in ("labels", "values", "unknown", "score")}
+    return named | {name: value for name, value in others.items() if value is not None}
+
+
 def _answer_cells(row: dict[str, Any]) -> list[str]:
-    """What is said of one image, as texts: classes with their probabilities, or values."""
+    """What is said of one image, as texts: its domain if it was found, unknown or classes with their probabilities."""
+    found = [row["domain"]] if "domain" in row else []
+    if "unknown" in row:
+        found.append("unknown" if row["unknown"] else "known")
     if "values" in row:
-        return [f"{value:.4g}" for value in row["values"].values()]
-    return [f"{guess['class']} {100 * guess['probability']:.1f} %" for guess in row["top"]]
+        return found + [f"{value:.4g}" for value in row["values"].values()]
+    return found + [f"{guess['class']} {100 * guess['probability']:.1f} %" for guess in row["top"]]
 
 
 def batched_files(files: list[Path], title: str, size: int = 32) -> Iterator[list[Path]]:
@@ -206,28 +248,36 @@ def batched_files(files: list[Path], title: str, size: int = 32) -> Iterator[lis
             bar.advance(task, size)
 
 
-def read_some(classify: "Classifier", files: list[Path]) -> "Iterator[tuple[Path, Tensor | DataError]]":
-    """The probabilities of each file, or why it cannot be read; one that is damaged does not harm the others."""
+def read_some(answer: "Answer", files: list[Path]) -> Iterator[tuple[Path, "dict[str, Any] | DataError"]]:
+    """What is said of each file, or why it cannot be read; one that is damaged does not harm the others."""
     try:
-        yield from zip(files, classify(files), strict=True)
+        yield from zip(files, answer(files), strict=True)
         return
     except DataError as error:
         if len(files) == 1:
             yield files[0], error
             return
     for file in files:
-        yield from read_some(classify, [file])
+        yield from read_some(answer, [file])
 
 
 def write_predictions(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write predictions as CSV: image, rank, class, probability; of values, image and every value by its name."""
+    """Write predictions as CSV: image, rank, class, probability; of values, image and every value by its name.
+
+    After the image come its domain and whether it is unknown, where these are told.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
     values = next((row["values"] for row in rows if "values" in row), None)
-    writer.writerow(["image", *(("rank", "class", "probability") if values is None else values)])
+    told = [name for name in ("domain", "unknown") if any(name in row for row in rows)]
+    writer.writerow(["image", *told, *(("rank", "class", "probability") if values is None else values)])
     for row in rows:
+        about = [
+            row["image"],
+            *(str(row.get(name, "")).lower() if name == "unknown" else row.get(name, "") for name in told),
+        ]
         if "values" in row:
-            writer.writerow([row["image"], *row["values"].values()])
+            writer.writerow([*about, *row["values"].values()])
         for rank, found in enumerate(row.get("top", ()), 1):
-            writer.writerow([row["image"], rank, found["class"], f"{found['probability']:.6f}"])
+            writer.writerow([*about, rank, found["class"], f"{found['probability']:.6f}"])
     write_atomically(path, text.getvalue().encode())

@@ -35,6 +35,7 @@ _VERBS_OF = {
     "export": ("merge", "export"),
     "packs": ("list", "show", "push", "serve"),
     "answers": ("evaluate", "predict"),
+    "lifelong": ("calibrate",),
     "benchmark": ("benchmark",),
     "report": ("report", "score", "account", "methods"),
     "parser": ("completion",),

@@ -117,9 +117,9 @@ def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Acc
 
 
 def bits_per_weight(base: Base, domain: Domain) -> float:
-    """Bits that a domain's pack has, without its head, for each parameter of the base."""
+    """Bits of a domain's pack for each parameter of the base, without its head and its rule for unknown images."""
     beside = domain.beside()
-    stored = {n: s for n, s in domain.stored().items() if n not in beside and not n.startswith("head/")}
+    stored = {n: s for n, s in domain.stored().items() if n not in beside and not n.startswith(("head/", "unknown/"))}
     return sum(map(_bits, stored.values())) / _parameters(base)
 
 

@@ -30,6 +30,7 @@ from polymask.core.parts import (
 )
 from polymask.core.survey import Site
 from polymask.core.target import CLASSES, Target
+from polymask.core.unknown import ScoredHead, Unknown
 from polymask.errors import DomainError
 
 
@@ -37,8 +38,9 @@ class Domain(nn.Module):
     """All that one domain owns: transforms of sites, norm layers, a head, and class names.
 
     Its parameters are what it learns. In training mode it puts its own norms and the network's dropout in training
-    mode for the length of a call. `target` says what the head's outputs mean. `recipe` and `metrics` are notes (JSON
-    values) that travel in its pack.
+    mode for the length of a call. `target` says what the head's outputs mean. `unknown` tells images that it never
+    learned (None where nothing is kept for that). `recipe` and `metrics` are notes (JSON values) that travel in its
+    pack.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Domain(nn.Module):
         self.base_response = {"shape": list(base.input.shape), "values": base.response(base.input.shape)}
         self.classes = None if classes is None else check_classes(classes)
         self.target: Target = CLASSES
+        self.unknown: Unknown | None = None
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
 
@@ -118,6 +121,16 @@ class Domain(nn.Module):
     def classify(self, features: Tensor) -> Tensor:
         """What the head says of features; the features where there is no head."""
         return features if self.head is None else cast(Tensor, self.head(features))
+
+    def scored(self) -> Self:
+        """The domain with a head that gives a score after an image's logits; itself where it keeps nothing for one."""
+        if self.unknown is None or self.head is None:
+            return self
+        copied = structural_copy(self)
+        assert copied.head is not None
+        assert copied.unknown is not None
+        copied.head, copied.unknown = ScoredHead(copied.head, copied.unknown), None
+        return copied.eval()
 
     def named_transforms(self) -> Iterator[tuple[str, Transform]]:
         """(site name, transform), in the base's order."""
@@ -201,6 +214,8 @@ class Domain(nn.Module):
     def _stored_parts(self) -> Iterator[tuple[str, Part]]:
         yield from self.named_parts()
         yield from ((f"norm/{name}", norm) for name, norm in self.named_norms())
+        if self.unknown is not None:
+            yield "unknown", self.unknown
 
     def frozen(self) -> Self:
         """A copy in the stored form; the original may learn on without changing it."""
@@ -256,6 +271,7 @@ class Domain(nn.Module):
         for name in ("method", "sites", "input", "classes", "target", "recipe", "metrics"):
             setattr(self, name, getattr(other, name))
         self.transforms, self.route, self.norms, self.head = other.transforms, other.route, other.norms, other.head
+        self.unknown = other.unknown
         self.train(other.training)
 
     def check_base(self, base: Base) -> None:

@@ -15,6 +15,7 @@ from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.merge import WorkingNetwork
 from polymask.core.network import digest_tensors
+from polymask.core.unknown import split_score
 from polymask.errors import DomainError, InputError, PolymaskError, near_matches
 from polymask.files import SUFFIX, check_name
 from polymask.library.cache import CacheStats, MergedCache
@@ -194,17 +195,27 @@ class MultiDomainModel:
         return logits
 
     def predict(
-        self, images: Any, *, domain: str | Sequence[str], top: int = 5, batch_size: int = 32
+        self,
+        images: Any,
+        *,
+        domain: str | Sequence[str] | None = None,
+        top: int = 5,
+        batch_size: int = 32,
+        reject: bool = False,
     ) -> "list[Prediction]":
         """What is on images: for each, its `top` likeliest classes with their probabilities.
 
         An image is a path, a Pillow image, the bytes of a file, or uint8 pixels (a tensor (C, H, W), an array (H, W,
-        C)), of any size; give one, or a list of any of these. `domain` is one name, or one for each image. Each batch
-        of `batch_size` images is read and run at once.
+        C)), of any size; give one, or a list of any of these. `domain` is one name, or one for each image; without it
+        the domain that an image looks most like answers. With `reject` a prediction says whether the image is
+        `unknown`: nothing that the domain learned. Each batch of `batch_size` images is read and run at once.
         """
-        from polymask.train.predict import listed_images, predict_images
+        from polymask.train.predict import best_domains, listed_images, predict_images
 
         listed = listed_images(images)
+        if domain is None:
+            with self._lock:
+                domain = best_domains(self.base, self._domains, listed, batch_size=batch_size)
         names = [domain] * len(listed) if isinstance(domain, str) else list(domain)
         if len(names) != len(listed):
             raise InputError(f"{len(names)} domain names for {len(listed)} images; give one per image, or one")
@@ -213,11 +224,11 @@ class MultiDomainModel:
             self.domain(name)
             rows.setdefault(name, []).append(row)
         found: dict[int, Prediction] = {}
+        how: dict[str, Any] = {"top": top, "batch_size": batch_size, "reject": reject}
         for name, where in rows.items():
             chosen = {row: listed[row] for row in where}
-            net, owner = partial(self._logits, name), self.domain(name)
-            seen = predict_images(net, self.base, owner, chosen, name=name, top=top, batch_size=batch_size)
-            found |= zip(where, seen, strict=True)
+            net, owner = partial(self._outputs, name), self.domain(name)
+            found |= zip(where, predict_images(net, self.base, owner, chosen, name=name, **how), strict=True)
         return [found[row] for row in range(len(listed))]
 
     def merge(self, name: str) -> nn.Module:
@@ -255,19 +266,24 @@ class MultiDomainModel:
         self._network: nn.Module | None = None
 
     def _logits(self, name: str, images: Tensor) -> Tensor:
+        domain, outputs = self.domain(name), self._outputs(name, images)
+        return outputs if domain.unknown is None else split_score(outputs, len(domain.classes or []))[0]
+
+    def _outputs(self, name: str, images: Tensor) -> Tensor:
+        """Logits, and scores after them where the domain has a rule for unknown images."""
         domain = self.domain(name)
         self.base.check_images(images)
         if domain.head is not None:
             domain.input.check_batch(images, f"domain {name}")
         if self._working is None:
-            with self._cache.use(name, domain) as net:
+            with self._cache.use(name, domain.scored) as net:
                 return self.base.feed(net, images)
         with self._lock:
             if not domain.method.mergeable:
-                return cast(Tensor, domain(self.base, images))
+                return cast(Tensor, domain.scored()(self.base, images))
             if self._current is not domain:
                 self._current = None  # while it is written, it is nobody's
-                self._network, self._current = self._working.switch(domain), domain
+                self._network, self._current = self._working.switch(domain.scored()), domain
             assert self._network is not None
             return self.base.feed(self._network, images)
 

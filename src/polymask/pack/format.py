@@ -30,6 +30,7 @@ _LAYOUT = "layout"  # the member of a manifest of format 4 that says what is whe
 TARGET = "target"  # the note in `recipe` that says what a head's outputs mean, from format 2 on
 SHARED = "shared"  # the note in `recipe` that names what is shared with other packs, from format 3 on
 ENDING = ".shared"  # of such files
+UNKNOWN = "unknown"  # the note in `recipe` that says how unknown images are told, from format 4 on
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Manifest:
         """What the head's outputs are: classes, labels or values."""
         note = self.recipe.get(TARGET) if self.format > 1 else None
         return str(note.get("kind")) if isinstance(note, dict) else "classes"
+
+    @property
+    def unknown(self) -> Any:
+        """The note on what tells unknown images, not checked; None where there is none."""
+        return self.recipe.get(UNKNOWN) if self.format > 3 else None
 
     @property
     def beside(self) -> str | None:

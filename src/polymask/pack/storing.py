@@ -16,9 +16,10 @@ from polymask.core.input import InputSpec
 from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.core.target import CLASSES, Target, read_target
+from polymask.core.unknown import read_judgement, unknown_skeleton
 from polymask.errors import PackError, PackWarning, PolymaskError
 from polymask.pack.codec import BitArray
-from polymask.pack.format import SHARED, TARGET, Manifest, read_pack, write_pack
+from polymask.pack.format import SHARED, TARGET, UNKNOWN, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
 from polymask.pack.shared import read_shared, write_shared
 
@@ -51,8 +52,10 @@ def save_domain(domain: Domain, path: str | Path) -> None:
             )
         tensors[name] = _narrowed(stored.cpu().numpy())
     note = domain.target.note()
-    notes = {name: note for name, note in domain.recipe.items() if name not in (RESPONSE, TARGET, SHARED)}
+    notes = {name: note for name, note in domain.recipe.items() if name not in (RESPONSE, TARGET, SHARED, UNKNOWN)}
     notes |= {RESPONSE: domain.base_response} | ({TARGET: note} if note else {})
+    if domain.unknown is not None:
+        notes[UNKNOWN] = domain.unknown.judgement.note()
     if shared:
         notes[SHARED] = write_shared(Path(path).parent, domain.method.name, shared, domain.fingerprint)
     manifest = Manifest(
@@ -107,9 +110,13 @@ def load_domain(path: str | Path, base: Base) -> Domain:
         domain = skeleton(base, method, manifest.classes, sites)
         domain.input = InputSpec(**manifest.input)
         domain.target = target_of(manifest)
+        if (judgement := read_judgement(manifest.unknown)) is not None:
+            shapes = {name.removeprefix("unknown/"): tuple(t.shape) for name, t in tensors.items()}
+            classes = len(manifest.classes or []) if domain.target == CLASSES else 0
+            domain.unknown = unknown_skeleton(judgement, shapes, base.feature_dim, classes)
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
-    kept_apart = (RESPONSE, TARGET, SHARED)[: manifest.format]
+    kept_apart = (RESPONSE, TARGET, SHARED, UNKNOWN)[: manifest.format]
     domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
     domain.metrics = manifest.metrics
     domain.base_response = _checked_response(path, base, manifest.recipe.get(RESPONSE))

@@ -29,6 +29,7 @@ from polymask.core.base import Base
 from polymask.core.input import InputSpec
 from polymask.core.merge import give_back_freed_memory
 from polymask.core.network import structural_copy, tensor_of
+from polymask.core.unknown import split_score
 from polymask.data.preprocess import Preprocess
 from polymask.library.cache import MergedCache
 from polymask.serve.batcher import Batcher, Observe, observe_nothing
@@ -68,12 +69,17 @@ class Answer:
     """What one version of a domain says of images."""
 
     entry: Entry
-    logits: Tensor  # (N, classes)
+    outputs: Tensor  # (N, classes), and a column of scores where it has a rule for unknown images
     warm: bool  # its network was there already
+
+    @property
+    def logits(self) -> Tensor:
+        """(N, classes)."""
+        return split_score(self.outputs, len(self.entry.classes))[0]
 
     def row(self, place: int) -> "Answer":
         """The answer for one of the images."""
-        return replace(self, logits=self.logits[place : place + 1])
+        return replace(self, outputs=self.outputs[place : place + 1])
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.target import CLASSES, Target
+from polymask.core.unknown import Judgement, read_judgement
 from polymask.data.cache import short_side
 from polymask.errors import DomainError, PackError, PolymaskError
 from polymask.files import SUFFIX, check_name
@@ -50,6 +51,7 @@ class Entry:
     info: PackInfo
     likeness: Tensor | None = None  # unit vector: what its images look like to the base
     target: Target = CLASSES  # what the outputs of its head mean
+    judgement: Judgement | None = None  # how it tells unknown images
 
     @cached_property
     def key(self) -> str:
@@ -98,7 +100,8 @@ class Library:
             try:
                 info = inspect(path)
                 likeness = read_likeness(info.manifest.recipe.get(NOTE), self.base.feature_dim)
-                entry = Entry(name, path, stamp, info, likeness, target_of(info.manifest))
+                judgement = read_judgement(info.manifest.unknown)
+                entry = Entry(name, path, stamp, info, likeness, target_of(info.manifest), judgement)
                 self._check_head(entry)
             except PolymaskError as error:
                 if _stamp(path) == stamp:
@@ -140,9 +143,12 @@ class Library:
         return dict(sorted((unfit | self._misnamed).items()))
 
     def load(self, entry: Entry) -> Domain:
-        """The domain of a pack, everything checked; raise if the file was replaced meanwhile."""
+        """The domain of a pack, everything checked, with scores for unknown images where it has a rule for them.
+
+        Raises if the file was replaced meanwhile.
+        """
         try:
-            domain = load_domain(entry.path, self.base)
+            domain = load_domain(entry.path, self.base).scored()
         except PackError as error:
             if _stamp(entry.path) != entry.stamp:
                 raise PackReplaced(f"{entry.name} was replaced") from error

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from polymask.library.cache import CacheStats
 from polymask.serve.engine import Answer, Best, Engine, Rule
 from polymask.serve.library import Entry
+from polymask.train.predict import said_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own name for it
@@ -35,6 +36,8 @@ class Seen(BaseModel):
     top: list[Guess] = Field(description="the likeliest classes or labels; empty for values")
     labels: list[str] | None = Field(None, description="only of a domain of labels: those likelier than not")
     values: dict[str, float] | None = Field(None, description="only of a domain of values: the numbers by name")
+    unknown: bool | None = Field(None, description="nothing that the domain learned; only where its pack can tell")
+    score: float | None = Field(None, description="what tells it: unknown below the domain's threshold")
 
 
 class DomainPrediction(BaseModel):
@@ -85,6 +88,15 @@ class DomainSummary(BaseModel):
     sha256: str
 
 
+class Judged(BaseModel):
+    """How a domain tells unknown images; see docs/unknown.md."""
+
+    rule: str
+    temperature: float = Field(description="what logits are divided by before they become probabilities")
+    threshold: float = Field(description="an image whose score is below is unknown")
+    accepted: float = Field(description="the share of validation images that the threshold accepts")
+
+
 class DomainDetail(DomainSummary):
     """A domain with its classes and its numbers."""
 
@@ -94,6 +106,7 @@ class DomainDetail(DomainSummary):
     input_shape: list[int]
     base: str
     written_by: str = Field(description="the version of polymask that wrote the pack")
+    unknown: Judged | None = Field(description="how it tells unknown images; null where its pack keeps nothing for it")
 
 
 class BaseSummary(BaseModel):
@@ -130,8 +143,8 @@ class Problem(BaseModel):
 
 def _seen(answer: Answer, row: int, top_k: int) -> dict[str, Any]:
     """The fields of `Seen` for one image."""
-    target = answer.entry.target
-    said = target.said(target.answers(answer.logits[row]), answer.entry.classes, top_k)
+    entry = answer.entry
+    said = said_of(entry.target, entry.judgement, answer.outputs[row], entry.classes, top_k)
     top = [Guess(label=guess["class"], probability=guess["probability"]) for guess in said.pop("top", [])]
     return said | {"top": top}
 
@@ -143,7 +156,7 @@ def domain_prediction(answer: Answer, top_k: int, milliseconds: float) -> Domain
         pack=answer.entry.info.manifest.sha256,
         warm=answer.warm,
         milliseconds=round(milliseconds, 2),
-        images=[Seen(**_seen(answer, row, top_k)) for row in range(len(answer.logits))],
+        images=[Seen(**_seen(answer, row, top_k)) for row in range(len(answer.outputs))],
     )
 
 
@@ -191,6 +204,7 @@ def domain_detail(entry: Entry, warm: bool) -> DomainDetail:
         input_shape=list(entry.input.shape),
         base=manifest.base,
         written_by=manifest.library,
+        unknown=None if entry.judgement is None else Judged(**entry.judgement.note()),
     )
 
 

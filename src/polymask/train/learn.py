@@ -19,7 +19,7 @@ from polymask.core.input import InputSpec
 from polymask.core.method import Method
 from polymask.core.registry import new_domain
 from polymask.core.target import CLASSES, Target
-from polymask.data.batches import parts_of
+from polymask.data.batches import as_batches, parts_of
 from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
@@ -34,6 +34,7 @@ from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, 
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.size_at_test import choose_test_input, loader_at
 from polymask.train.state import epochs_until_stalled
+from polymask.train.unknown import calibrate_on, can_calibrate, evenly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,6 +174,8 @@ def learn(
         domain.input, sides = choose_test_input(base, domain, data, recipe)
         if sets.test is not None:
             sets = replace(sets, test=loader_at(data, data.test, domain.input))
+    if leads:
+        _keep_rule(base, domain, data, sets, fed_otherwise=recipe.test_side is not None)
     evaluation = result = None
     if sets.test is not None and target.kind == "classes":
         measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
@@ -190,6 +193,18 @@ def learn(
     domain.metrics = measured | {"kept_epoch": _kept_epoch(method, recipe, history, target)}
     domain.metrics |= {"val_by_test_side": sides} if sides else {}
     return Learned(domain, history, result, evaluation)
+
+
+def _keep_rule(base: Base, domain: Domain, data: Any, sets: Any, *, fed_otherwise: bool) -> None:
+    """Keep what tells unknown images, where val says how; see `polymask.train.unknown`."""
+    if sets.val is None:
+        return
+    train, val = (as_batches(part, domain.input, domain.classes) for part in (sets.train, sets.val))
+    if not can_calibrate(base, domain, val):
+        return
+    if fed_otherwise:
+        train, val = (loader_at(data, split, domain.input) for split in (data.train, data.val))
+    calibrate_on(base, domain, evenly(train, val), val)
 
 
 def _kept_epoch(method: Method, recipe: Recipe, history: Sequence[EpochRecord], target: Target) -> int:

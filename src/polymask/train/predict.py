@@ -26,6 +26,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import copy_with, put_module
 from polymask.core.target import CLASSES, Target
+from polymask.core.unknown import Judgement, split_score
 from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import Split
@@ -141,7 +142,8 @@ class Prediction:
     """What a domain sees on one image: its likeliest classes with their probabilities, the likeliest first.
 
     `labels` are those that are likelier than not, where images have several. `values` are the numbers of a domain that
-    learned numbers, by their names; `top` is empty then.
+    learned numbers, by their names; `top` is empty then. `unknown` says, where it was asked for, that the image shows
+    nothing that the domain learned: its `score` is below the domain's threshold.
     """
 
     image: str  # its path, or which one it was
@@ -149,6 +151,8 @@ class Prediction:
     top: tuple[tuple[str, float], ...]
     labels: tuple[str, ...] | None = None
     values: Mapping[str, float] | None = None
+    unknown: bool | None = None
+    score: float | None = None
 
     @property
     def label(self) -> str:
@@ -168,7 +172,7 @@ class Prediction:
     def __repr__(self) -> str:
         shares = ", ".join(f"{label} {100 * probability:.1f} %" for label, probability in self.top)
         shares = shares or ", ".join(f"{name} {value:.4g}" for name, value in (self.values or {}).items())
-        return f"Prediction({self.image}: {shares})"
+        return f"Prediction({self.image}: {'unknown; ' if self.unknown else ''}{shares})"
 
 
 def listed_images(images: Any) -> list[Any]:
@@ -180,11 +184,20 @@ def listed_images(images: Any) -> list[Any]:
 
 
 def predict_images(
-    net: Network, base: Base, domain: Domain, images: Mapping[int, Any], *, name: str, top: int, batch_size: int
+    net: Network,
+    base: Base,
+    domain: Domain,
+    images: Mapping[int, Any],
+    *,
+    name: str,
+    top: int,
+    batch_size: int,
+    reject: bool,
 ) -> Iterator[Prediction]:
-    """What `net`, the network of a domain, sees on each of some numbered images."""
+    """What `net`, the network of `domain.scored()`, sees on each of some numbered images."""
     if domain.classes is None:
         raise DomainError(f"domain {name} has no classes: it gives features, not predictions")
+    judgement = judgement_of(domain, name, needed=reject)
     if top < 1 or batch_size < 1:
         raise InputError(f"top {top} and batch_size {batch_size} must be at least 1")
     preprocess = Preprocess(domain.input)
@@ -193,15 +206,44 @@ def predict_images(
     for start in range(0, len(contents), batch_size):
         some = range(start, min(start + batch_size, len(contents)))
         crops = [preprocess.read(contents[i], origins[i]) for i in some]
-        answers = domain.target.answers(logits(net, base.placed(preprocess.batch(crops)))).cpu()
-        for i, answer in zip(some, answers, strict=True):
-            yield _prediction(origins[i], name, domain.target.said(answer, domain.classes, top))
+        found = logits(net, base.placed(preprocess.batch(crops))).cpu()
+        for i, row in zip(some, found, strict=True):
+            said = said_of(domain.target, judgement, row, domain.classes, top)
+            yield _prediction(origins[i], name, said if reject else without_verdict(said))
+
+
+def judgement_of(domain: Domain, name: str, *, needed: bool) -> Judgement | None:
+    """How a domain tells unknown images; where it is needed and not there, raise and say how to get it."""
+    if domain.unknown is None and needed:
+        raise DomainError(
+            f"domain {name} keeps nothing to tell unknown images by; polymask calibrate {name} --data DIR (or "
+            "polymask.calibrate) adds it from images of its classes, without training again"
+        )
+    return None if domain.unknown is None else domain.unknown.judgement
+
+
+def said_of(
+    target: Target, judgement: Judgement | None, outputs: Tensor, classes: Sequence[str], top: int
+) -> dict[str, Any]:
+    """What one image's outputs mean, in words, as JSON: probabilities at the temperature that fits, unknown or not."""
+    found, score = split_score(outputs, len(classes))
+    if judgement is None:
+        return target.said(target.answers(found), classes, top)
+    said = target.said(target.answers(found / judgement.temperature), classes, top)
+    if score is None:
+        return said
+    return said | {"unknown": judgement.is_unknown(float(score)), "score": float(score)}
+
+
+def without_verdict(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of an image but whether it is unknown."""
+    return {name: value for name, value in said.items() if name not in ("unknown", "score")}
 
 
 def _prediction(image: str, domain: str, said: Mapping[str, Any]) -> Prediction:
     top = tuple((guess["class"], guess["probability"]) for guess in said.get("top", ()))
     labels = tuple(said["labels"]) if "labels" in said else None
-    return Prediction(image, domain, top, labels, said.get("values"))
+    return Prediction(image, domain, top, labels, said.get("values"), said.get("unknown"), said.get("score"))
 
 
 def _origin(number: int, image: Any) -> str:
@@ -217,13 +259,23 @@ class Classifier:
     """
 
     def __init__(self, base: Base, domain: Domain) -> None:
-        self.net, self.placed = network(base, domain), base.placed
+        self.net, self.placed, self.classes = network(base, domain.scored()), base.placed, domain.classes or []
         self.preprocess, self.target = Preprocess(domain.input), domain.target
+        self.judgement = judgement_of(domain, "", needed=False)
 
     def __call__(self, files: Sequence[Path | bytes]) -> Tensor:
         """The probabilities (N, classes), or values, of N image files, given by path or as their bytes."""
+        found, _ = split_score(self.outputs(files), len(self.classes))
+        return self.target.answers(found if self.judgement is None else found / self.judgement.temperature)
+
+    def say(self, files: Sequence[Path | bytes], top: int) -> list[dict[str, Any]]:
+        """What is on each image file, in words, as JSON."""
+        return [said_of(self.target, self.judgement, row, self.classes, top) for row in self.outputs(files)]
+
+    def outputs(self, files: Sequence[Path | bytes]) -> Tensor:
+        """What the network gives for image files: logits, and scores where the domain has a rule for them."""
         images = self.placed(self.preprocess.batch([self.preprocess.read(file) for file in files]))
-        return self.target.answers(logits(self.net, images)).cpu()
+        return logits(self.net, images).cpu()
 
 
 NOTE = "likeness"
@@ -277,6 +329,29 @@ def read_likeness(note: Any, size: int | None) -> Tensor | None:
         return None
     direction = torch.from_numpy(np.frombuffer(data, "<f2").astype(np.float32))
     return normalize(direction, dim=0) if 0.5 < float(direction.norm()) < 2 else None  # not so with NaN or infinity
+
+
+@torch.no_grad()
+def best_domains(
+    base: Base, domains: Mapping[str, Domain], images: Sequence[Any], *, batch_size: int = _BATCH
+) -> list[str]:
+    """For each image the name of the domain whose likeness it fits best; every domain must have one."""
+    found = {name: read_likeness(domain.recipe.get(NOTE), base.feature_dim) for name, domain in domains.items()}
+    if not found:
+        raise DomainError("there is no domain to compare; add some, or load a library")
+    if without := [name for name, one in found.items() if one is None]:
+        raise DomainError(
+            f"domain {without[0]} does not tell what its images look like, so it cannot be compared; name a domain, or "
+            "learn it again from a folder of images"
+        )
+    likenesses = torch.stack([one for one in found.values() if one is not None]).to(base.device)
+    preprocess, names, chosen = Preprocess(base.input), list(found), []
+    for start in range(0, len(images), batch_size):
+        some = range(start, min(start + batch_size, len(images)))
+        crops = [preprocess.read(images[i], _origin(i, images[i])) for i in some]
+        features = base.run({}, base.placed(preprocess.batch(crops)))
+        chosen += [names[place] for place in likeness_cosines(features, likenesses).argmax(1).tolist()]
+    return chosen
 
 
 def likeness_cosines(features: Tensor, likenesses: Tensor) -> Tensor:

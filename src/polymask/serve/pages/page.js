@@ -143,8 +143,14 @@ function showSeveral(images, places) {
     }
     const [image] = found.answer.images;
     const domain = found.answer.domain || image.domain;
-    said.replaceChildren(element("p", "note", domain), saidOf(image, 2));
+    said.replaceChildren(element("p", "note", domain), ...verdictOf(image), saidOf(image, 2));
   });
+}
+
+/* Where the domain can tell: that an image shows nothing it learned. What it looks most like still follows. */
+function verdictOf(image) {
+  if (!image.unknown) return [];
+  return [element("p", "unknown", "Unknown: nothing that this domain learned. It looks most like:")];
 }
 
 /* Classes or labels as bars; the numbers of a domain of values by their names. */
@@ -172,7 +178,7 @@ function showAnswer(answer, milliseconds) {
   const name = answer.domain || image.domain;
   const times = `${round(answer.milliseconds)}\u00a0ms in the server, ${round(milliseconds)}\u00a0ms in all`;
   const how = answer.warm === false ? "; the domain was cold" : "";
-  const parts = [element("h2", "", name), element("p", "note", times + how), saidOf(image)];
+  const parts = [element("h2", "", name), element("p", "note", times + how), ...verdictOf(image), saidOf(image)];
   if (image.labels) parts.splice(2, 0, element("p", "", image.labels.join(", ") || "No label is likely."));
   if (image.ranking && image.ranking.length > 1) {
     const rows = image.ranking.slice(0, 6).map((one) => element("li", "", [

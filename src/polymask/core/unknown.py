@@ -1,0 +1,286 @@
+"""What a domain keeps to tell images of something that it never learned: a score, and a threshold for it.
+
+Of an image with features f and logits z, by one of four rules:
+
+    softmax      s = max_c softmax(z / T)_c
+    energy       s = T log sum_c exp(z_c / T)
+    mahalanobis  s = -(min_c |y - u_c|² + w q)
+    neighbours   s = -(|y - the third nearest of kept images|² + w q)
+
+    p = Bᵀ(f - m),  y = Lᵀp,  q = |f - m|² - |p|²
+
+B (features, rank) are the main directions of the training images' features, m their mean. L makes the spread of images
+around their class's mean in p the same in all directions, so |y - u_c| is the Mahalanobis distance in B from the mean
+u_c of a class. q is what B leaves out. Its weight w = 2 E[q] / Var[q] is that of a sum of squares of independent
+numbers of variance 1 which varies as q does. An image is unknown where s is below the threshold, which is set so that a
+share of the validation images is accepted. T is the temperature at which probabilities fit validation images best.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymask.core.parts import Part, WideLinear
+from polymask.errors import DataError, DomainError
+
+Rule = Literal["softmax", "energy", "mahalanobis", "neighbours"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+RANK = 16  # directions that are kept
+ROWS = 1024  # images that are kept as neighbours, in all
+_MOST_RANK, _MOST_ROWS = 64, 1 << 16  # that a pack may have
+_NEIGHBOUR = 3  # which one counts
+_TEMPERATURES = (0.05, 20.0)
+_DIRECTIONS_OF = 2048  # images: more take long, and change nothing
+_LARGEST_HALF = 65504.0
+_ZERO = 128  # the byte that stands for 0 in B
+FEWEST = 20  # validation images: one of them is beyond a threshold at 95 %
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How scores are judged: what a pack's manifest says, which is known before its tensors are read."""
+
+    rule: Rule
+    temperature: float
+    threshold: float
+    accepted: float  # the share of validation images that the threshold accepts
+
+    def __post_init__(self) -> None:
+        numbers = (self.temperature, self.threshold, self.accepted)
+        if self.rule not in RULES or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
+            raise DomainError(f"the note on unknown images needs a rule of {', '.join(RULES)}, and three numbers")
+        if not 0 < self.accepted < 1 or not 1e-6 < self.temperature < 1e6:
+            raise DomainError("the note on unknown images needs a share from 0 to 1 and a positive temperature")
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the rule looks at features."""
+        return self.rule in ("mahalanobis", "neighbours")
+
+    def is_unknown(self, score: float) -> bool:
+        """Whether a score is that of something the domain never learned; so is one that is no number."""
+        return not score >= self.threshold
+
+    def note(self) -> dict[str, Any]:
+        """As a pack's manifest has it."""
+        return asdict(self)
+
+
+def read_judgement(note: Any) -> Judgement | None:
+    """What a pack's note says; None where it has none, DomainError where it makes no sense."""
+    if note is None:
+        return None
+    if not isinstance(note, dict) or note.keys() != Judgement.__dataclass_fields__.keys():
+        raise DomainError(f"the note on unknown images ({str(note)[:60]}) is not one of this version")
+    return Judgement(**note)
+
+
+class Unknown(Part):
+    """A domain's rule, with what it needs of the training images' features; buffers, nothing that learns."""
+
+    basis: Tensor  # B as bytes (features, rank)
+    scale: Tensor  # (rank,): B = (basis - 128) scale
+    mean: Tensor  # (features,)
+    whiten: Tensor  # L (rank, rank)
+    rows: Tensor  # u (classes, rank), or kept images
+    rest: Tensor  # w (1,)
+
+    def __init__(self, judgement: Judgement, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.judgement = judgement
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    @property
+    def bytes(self) -> int:
+        """What its tensors take in a pack."""
+        return sum(tensor.nbytes for tensor in self.buffers())
+
+    def score(self, features: Tensor, logits: Tensor) -> Tensor:
+        """S (N,) of features (N, size) and logits (N, classes), in float32."""
+        rule, temperature = self.judgement.rule, self.judgement.temperature
+        if rule == "softmax":
+            return (logits.float() / temperature).softmax(1).amax(1)
+        if rule == "energy":
+            return temperature * (logits.float() / temperature).logsumexp(1)
+        y, q = self.places(features)
+        squares = torch.cdist(y, self.rows.float(), compute_mode="donot_use_mm_for_euclid_dist").square()
+        nearest = min(_NEIGHBOUR, squares.shape[1]) if rule == "neighbours" else 1
+        return -(squares.kthvalue(nearest, 1).values + self.rest * q)
+
+    def places(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Where features are in B, y (N, rank), and what B leaves out of them, q (N,)."""
+        away = features.float() - self.mean.float()
+        p = away @ ((self.basis.float() - _ZERO) * self.scale)
+        return p @ self.whiten, away.square().sum(1) - p.square().sum(1)
+
+
+def unknown_skeleton(
+    judgement: Judgement, shapes: Mapping[str, tuple[int, ...]], features: int | None, classes: int
+) -> Unknown:
+    """What a pack must have for its rule, without memory: `shapes` are those of its tensors."""
+    if not classes:
+        raise DomainError("it has a note on unknown images and no classes")
+    if not judgement.has_tensors:
+        return Unknown(judgement, {})
+    basis, rows = shapes.get("basis", ()), shapes.get("rows", ())
+    rank = basis[1] if len(basis) == 2 else 0
+    count = classes if judgement.rule == "mahalanobis" else rows[0] if rows else 0
+    if features is None or not 1 <= rank <= min(_MOST_RANK, features) or not 1 <= count <= _MOST_ROWS:
+        raise DomainError(
+            f"what it keeps to tell unknown images (basis {list(basis)}, rows {list(rows)}) is not for {features} "
+            f"features and {classes} classes"
+        )
+    halves = {"mean": (features,), "rows": (count, rank)}
+    singles = {"scale": (rank,), "whiten": (rank, rank), "rest": (1,)}
+    tensors = {name: torch.empty(shape, dtype=torch.float16, device="meta") for name, shape in halves.items()}
+    tensors |= {name: torch.empty(shape, device="meta") for name, shape in singles.items()}
+    return Unknown(judgement, tensors | {"basis": torch.empty(features, rank, dtype=torch.uint8, device="meta")})
+
+
+class BlockLinear(WideLinear):
+    """A linear head whose classes came in blocks: each is computed by itself, so no block changes another's logits."""
+
+    def __init__(self, head: nn.Linear, blocks: tuple[int, ...]) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.blocks = head.in_features, head.out_features, blocks
+        self.weight, self.bias = head.weight, head.bias
+
+    def forward(self, features: Tensor) -> Tensor:
+        if len(self.blocks) == 1:
+            return super().forward(features)
+        features = features.to(self.weight.dtype)
+        parts = zip(torch.split(self.weight, [*self.blocks]), torch.split(self.bias, [*self.blocks]), strict=True)
+        return torch.cat([F.linear(features, *part) for part in parts], -1)
+
+
+class ScoredHead(BlockLinear):
+    """A head that gives the score of an image after its logits, as one number more: (N, classes + 1)."""
+
+    def __init__(self, head: nn.Linear, unknown: Unknown) -> None:
+        blocks = head.blocks if isinstance(head, BlockLinear) else (head.out_features,)
+        super().__init__(head, blocks)
+        self.unknown = unknown
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits = super().forward(features)
+        return torch.cat([logits, self.unknown.score(features, logits).to(logits.dtype)[:, None]], -1)
+
+
+def split_score(outputs: Tensor, classes: int) -> tuple[Tensor, Tensor | None]:
+    """The logits and the scores in what a head gave; None where it gave no scores."""
+    return (outputs, None) if outputs.shape[-1] == classes else (outputs[..., :classes], outputs[..., classes])
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a network made of images whose classes are known."""
+
+    features: Tensor  # (N, size)
+    logits: Tensor  # (N, classes)
+    labels: Tensor  # (N,)
+
+
+def fit_unknown(
+    rule: Rule, train: Observed | None, val: Observed, *, accepted: float = 0.95, rank: int = RANK
+) -> Unknown:
+    """The rule for a domain: its tensors from training images, its temperature and threshold from validation images."""
+    if rule not in RULES:
+        raise DomainError(f"rule {rule!r} is not known; take one of {', '.join(RULES)}")
+    if not 0 < accepted < 1 or not 1 <= rank <= _MOST_RANK:
+        raise DomainError(f"accepted={accepted} must be between 0 and 1, rank={rank} from 1 to {_MOST_RANK}")
+    if len(val.labels) < FEWEST:
+        raise DataError(
+            f"{len(val.labels)} validation images are too few to set a threshold by; give {FEWEST} at least"
+        )
+    judgement = Judgement(rule, fit_temperature(val.logits, val.labels), 0.0, accepted)
+    tensors = {}
+    if judgement.has_tensors:
+        if train is None or len(train.labels) < 2:
+            raise DataError(f"{rule} needs training images, two at least; give some, or take softmax or energy")
+        tensors = _statistics(rule, train, rank)
+    scores = Unknown(judgement, tensors).score(val.features, val.logits)
+    beyond = int(len(scores) * (1 - accepted) + 1e-9)
+    return Unknown(Judgement(rule, judgement.temperature, float(scores.sort().values[beyond]), accepted), tensors)
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """T with the least mean of -log softmax(z / T) of the labels: convex in 1 / T, so thirds of its range find it."""
+    logits = logits.double()
+    low, high = (math.log(end) for end in _TEMPERATURES)
+    for _ in range(60):
+        one, other = low + (high - low) / 3, high - (high - low) / 3
+        if F.cross_entropy(logits / math.exp(one), labels) < F.cross_entropy(logits / math.exp(other), labels):
+            high = other
+        else:
+            low = one
+    return round(math.exp((low + high) / 2), 6)
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """The expected calibration error in percent: |accuracy - confidence| by bins of confidence, by images."""
+    confidence, guess = probabilities.double().max(1)
+    right = (guess == labels).double()
+    place = (confidence * bins).ceil().long().clamp(1, bins)
+    gaps = [(right[place == b].sum() - confidence[place == b].sum()).abs() for b in range(1, bins + 1)]
+    return 100 * float(cast(Tensor, sum(gaps))) / len(labels)
+
+
+def _statistics(rule: Rule, train: Observed, rank: int) -> dict[str, Tensor]:
+    features, labels = train.features.double(), train.labels
+    classes = train.logits.shape[1]
+    if not torch.isfinite(features).all():
+        raise DataError("the features of training images are not finite; train the domain again with a smaller rate")
+    mean = _halved(features.mean(0))
+    away = features - mean.double()
+    rank = min(rank, features.shape[1], len(features) - 1)
+    directions = _directions(away[:_DIRECTIONS_OF], rank)
+    scale = (directions.abs().amax(0).clamp_min(1e-12) / (_ZERO - 1)).float()
+    basis = ((directions / scale).round() + _ZERO).clamp(0, 255).to(torch.uint8)
+    p = away @ ((basis.double() - _ZERO) * scale)
+    counts = torch.bincount(labels, minlength=classes).clamp_min(1)[:, None]
+    means = torch.zeros(classes, rank, dtype=p.dtype, device=p.device).index_add_(0, labels, p) / counts
+    within = p - means[labels]
+    covariance = within.T @ within / len(p)
+    ridge = 1e-3 * covariance.diagonal().mean().clamp_min(1e-12)
+    covariance += ridge * torch.eye(rank, dtype=p.dtype, device=p.device)
+    values, vectors = torch.linalg.eigh(covariance)
+    whiten = vectors / values.clamp_min(float(ridge)).sqrt()
+    q = away.square().sum(1) - p.square().sum(1)
+    spread = q.var(correction=0)
+    rest = 2 * q.mean() / spread if spread > 0 else q.new_zeros(())
+    y = p @ whiten
+    rows = means @ whiten if rule == "mahalanobis" else y[_spaced(labels, classes)]
+    return {
+        "basis": basis,
+        "scale": scale,
+        "mean": mean,
+        "whiten": whiten.float(),
+        "rows": _halved(rows),
+        "rest": rest.float().view(1).clamp(0, 1e6),
+    }
+
+
+def _halved(values: Tensor) -> Tensor:
+    return values.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
+
+
+def _directions(away: Tensor, rank: int) -> Tensor:
+    """The first right singular vectors (features, rank), by way of the smaller of the two squares."""
+    if len(away) > away.shape[1]:
+        vectors: Tensor = torch.linalg.eigh(away.T @ away)[1]
+        return vectors[:, -rank:]
+    values, left = torch.linalg.eigh(away @ away.T)
+    scaled: Tensor = left[:, -rank:] / values[-rank:].clamp_min(1e-12).sqrt()
+    return away.T @ scaled
+
+
+def _spaced(labels: Tensor, classes: int) -> Tensor:
+    """Places of images to keep: equally many of each class, ROWS in all."""
+    each = max(1, ROWS // classes)
+    return torch.cat([(labels == label).nonzero().view(-1)[:each] for label in range(classes)])

@@ -1,0 +1,257 @@
+"""Unknown images: what a domain keeps to tell them, and what it then says."""
+
+import pytest
+import torch
+
+import polymask as pm
+from forged_packs import read_parts, write_forged
+from nets import SPEC, tiny_base, trained
+from polymask.core.unknown import RULES, Observed, calibration_error, fit_temperature, fit_unknown
+from polymask.errors import DataError, DomainError, PackError
+from polymask.train.predict import NOTE, write_likeness
+from polymask.train.unknown import observe
+
+
+def pictures(count: int = 60, classes: int = 3, seed: int = 0, shift: float = 0.0):
+    """Images of classes that differ in brightness, as (image, label) pairs."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    images = torch.randn(count, *SPEC.shape, generator=draw) * 0.2 + labels[:, None, None, None] - 1 + shift
+    return torch.utils.data.TensorDataset(images, labels)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return tiny_base()
+
+
+@pytest.fixture(scope="module")
+def domain(base):
+    made = trained(base)
+    pm.calibrate(base, made, {"train": pictures(), "val": pictures(seed=1)})
+    return made.frozen()
+
+
+def outputs(base, domain, data):
+    images = torch.stack([image for image, _ in data])
+    with torch.no_grad():
+        return domain.scored().merged(base)(images)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_accepts_its_share_of_validation_images(base, rule):
+    domain, val = trained(base), pictures(100, seed=1)
+    report = pm.calibrate(base, domain, (pictures(), val), rule=rule, accepted=0.9)
+    assert 90 <= report.accepted <= 95  # equal scores stay together
+    assert report.images == 100
+    threshold = domain.unknown.judgement.threshold
+    scores = outputs(base, domain, val)[:, -1].sort().values
+    torch.testing.assert_close(float(scores[10]), threshold, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["mahalanobis", "neighbours"])
+def test_images_that_look_like_nothing_in_training_are_unknown(base, rule):
+    domain = trained(base)
+    pm.calibrate(base, domain, (pictures(), pictures(seed=1)), rule=rule)
+    far = outputs(base, domain, pictures(30, seed=2, shift=40.0))[:, -1]
+    assert all(map(domain.unknown.judgement.is_unknown, far.tolist()))
+
+
+def test_a_rule_leaves_logits_as_they_were_to_the_bit(base, domain):
+    data = pictures(9, seed=3)
+    images = torch.stack([image for image, _ in data])
+    with torch.no_grad():
+        plain = domain.merged(base)(images)
+        routed = domain.scored()(base, images)
+    assert torch.equal(outputs(base, domain, data)[:, :3], plain)
+    assert routed.shape == (9, 4)
+    model = pm.MultiDomainModel(base)
+    model.add("shapes", domain)
+    assert torch.equal(model(images, domain="shapes"), plain)
+    small = pm.MultiDomainModel(base, cache_bytes=0)
+    small.add("shapes", domain)
+    assert torch.equal(small(images, domain="shapes"), plain)
+
+
+def test_a_domain_that_cannot_be_merged_tells_unknown_images_too(base):
+    from nets import block_base
+
+    blocks = block_base()
+    domain = trained(blocks, "spottune")
+    pm.calibrate(blocks, domain, (pictures(), pictures(seed=1)))
+    model = pm.MultiDomainModel(blocks)
+    model.add("shapes", domain)
+    found = model.predict(torch.zeros(2, 3, 16, 16, dtype=torch.uint8), domain="shapes", reject=True)
+    assert all(isinstance(one.unknown, bool) for one in found)
+
+
+def test_a_pack_keeps_the_rule_and_says_how_large_it_is(base, domain, tmp_path):
+    domain.save(tmp_path / "shapes.safetensors")
+    loaded = pm.load_domain(tmp_path / "shapes.safetensors", base)
+    assert loaded.unknown.judgement == domain.unknown.judgement
+    assert "unknown" not in loaded.recipe
+    data = pictures(7, seed=4)
+    assert torch.equal(outputs(base, loaded, data), outputs(base, domain, data))
+    sizes = pm.inspect(tmp_path / "shapes.safetensors").tensors
+    assert sum(size for name, size in sizes.items() if name.startswith("unknown/")) == domain.unknown.bytes
+    loaded.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "shapes.safetensors").read_bytes()
+
+
+def test_predictions_say_unknown_only_where_it_is_asked_for(base, domain):
+    model = pm.MultiDomainModel(base)
+    model.add("shapes", domain)
+    images = torch.full((2, 3, 16, 16), 255, dtype=torch.uint8)
+    plain, asked = (model.predict(images, domain="shapes", reject=reject) for reject in (False, True))
+    assert plain[0].unknown is None
+    assert asked[0].top == plain[0].top
+    assert asked[0].unknown == domain.unknown.judgement.is_unknown(asked[0].score)
+    assert ("unknown" in repr(asked[0])) == asked[0].unknown
+
+
+def test_probabilities_are_those_at_the_temperature(base, domain):
+    model = pm.MultiDomainModel(base)
+    model.add("shapes", domain)
+    image = torch.randint(0, 256, (3, 16, 16), dtype=torch.uint8)
+    (found,) = model.predict(image, domain="shapes", top=3)
+    fed = (image[None] / 255 - 0.5) / 0.5
+    expected = (model(fed, domain="shapes") / domain.unknown.judgement.temperature).softmax(1)
+    assert found.probability == pytest.approx(float(expected.max()), abs=1e-4)
+
+
+def test_a_domain_without_a_rule_works_as_before_and_reject_says_what_is_missing(base):
+    model = pm.MultiDomainModel(base)
+    model.add("plain", trained(base))
+    image = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    assert model.predict(image, domain="plain")[0].unknown is None
+    with pytest.raises(DomainError, match="polymask calibrate plain --data DIR"):
+        model.predict(image, domain="plain", reject=True)
+
+
+def test_without_a_domains_name_the_nearest_answers_and_says_unknown_in_one_call(base, domain):
+    model = pm.MultiDomainModel(base)
+    for name, shade in (("dark", 0), ("light", 255)):
+        image = torch.full((1, *SPEC.shape), shade / 127.5 - 1)
+        made = domain.frozen()
+        made.recipe = {NOTE: write_likeness(base.run({}, image)[0])}
+        model.add(name, made)
+    images = torch.stack([torch.full((3, 16, 16), shade, dtype=torch.uint8) for shade in (255, 0)])
+    found = model.predict(images, reject=True)
+    assert [one.domain for one in found] == ["light", "dark"]
+    assert all(isinstance(one.unknown, bool) for one in found)
+    model.add("unlike", trained(base))
+    with pytest.raises(DomainError, match="unlike does not tell what its images look like"):
+        model.predict(images)
+
+
+def test_learn_keeps_a_rule_where_val_can_set_a_threshold(base):
+    data = {"train": pictures(), "val": pictures(40, seed=1)}
+    recipe = pm.get_recipe("quick", epochs=1)
+    learned = pm.learn(base, data, recipe=recipe, classes=["a", "b", "c"])
+    assert learned.domain.unknown.judgement.rule == "mahalanobis"
+    few = pm.learn(base, {"train": pictures(), "val": pictures(9)}, recipe=recipe, classes=["a", "b", "c"])
+    assert few.domain.unknown is None
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({"train": pictures()}, "no val to set a threshold by"),
+        ({"train": pictures(), "val": pictures(9)}, "9 validation images are too few"),
+        ({"val": pictures(seed=1)}, "mahalanobis needs training images"),
+    ],
+)
+def test_images_that_cannot_calibrate_are_refused_and_nothing_changes(base, data, problem):
+    domain = trained(base)
+    with pytest.raises(DataError, match=problem):
+        pm.calibrate(base, domain, data)
+    assert domain.unknown is None
+
+
+def test_images_of_other_classes_and_other_targets_are_refused(base, tmp_path):
+    from image_folders import make_folder
+
+    make_folder(tmp_path / "pictures", classes=3)
+    with pytest.raises(DomainError, match="give images of the same classes"):
+        pm.calibrate(base, trained(base), tmp_path / "pictures")
+    labels = pm.new_domain(base, "affine-full", ["a", "b"], target="labels")
+    with pytest.raises(DomainError, match="no class that could be unknown"):
+        pm.calibrate(base, labels, (pictures(), pictures()))
+
+
+def test_the_temperature_undoes_logits_that_are_too_large():
+    torch.manual_seed(0)
+    logits = torch.randn(4000, 5)
+    labels = logits.softmax(1).multinomial(1)[:, 0]
+    assert fit_temperature(3 * logits, labels) == pytest.approx(3, rel=0.1)
+    before, after = (calibration_error((3 * logits / t).softmax(1), labels) for t in (1, 3))
+    assert before > 10 > 4 > after
+
+
+def test_a_class_without_spread_gives_finite_scores():
+    same = Observed(torch.ones(30, 4), torch.randn(30, 2), torch.arange(30) % 2)
+    unknown = fit_unknown("mahalanobis", same, same)
+    assert torch.isfinite(unknown.score(torch.randn(5, 4), torch.randn(5, 2))).all()
+
+
+NASTY = [None, 3, "a", [], {}, {"rule": "mahalanobis"}]
+FIELDS = ("rule", "temperature", "threshold", "accepted")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", [None, "x", -1, 0, True, [], 1e300, "\x00"])
+def test_a_forged_note_on_unknown_images_is_refused_or_harmless(base, domain, tmp_path, field, value):
+    path = tmp_path / "shapes.safetensors"
+    domain.save(path)
+    manifest, header, data = read_parts(path)
+    manifest["recipe"]["unknown"][field] = value
+    write_forged(path, manifest, header, data)
+    if field == "threshold" and type(value) in (int, float):
+        assert pm.load_domain(path, base).unknown.judgement.threshold == value
+        return
+    with pytest.raises(PackError, match="unknown images"):
+        pm.load_domain(path, base)
+
+
+@pytest.mark.parametrize("note", NASTY[1:])
+def test_a_note_that_is_no_note_is_refused(base, domain, tmp_path, note):
+    path = tmp_path / "shapes.safetensors"
+    domain.save(path)
+    manifest, header, data = read_parts(path)
+    manifest["recipe"]["unknown"] = note
+    write_forged(path, manifest, header, data)
+    with pytest.raises(PackError, match="unknown images"):
+        pm.load_domain(path, base)
+
+
+@pytest.mark.parametrize("change", ["basis", "rows", "mean", "note"])
+def test_tensors_of_a_rule_that_do_not_fit_are_refused(base, domain, tmp_path, change):
+    forged, path = domain.frozen(), tmp_path / "forged.safetensors"
+    if change != "note":
+        old = getattr(forged.unknown, change)
+        setattr(forged.unknown, change, torch.cat([old, old]))
+    forged.save(path)
+    if change == "note":
+        manifest, header, data = read_parts(path)
+        del manifest["recipe"]["unknown"]
+        write_forged(path, manifest, header, data)
+    with pytest.raises(PackError):
+        pm.load_domain(path, base)
+
+
+def test_what_is_observed_is_what_the_head_sees(base, domain):
+    seen = observe(base, domain, _Batches(8))
+    with torch.no_grad():
+        torch.testing.assert_close(seen.logits, domain.merged(base)(_Batches(8).images))
+
+
+class _Batches:
+    def __init__(self, count: int) -> None:
+        data = pictures(count)
+        self.images, self.labels = data.tensors
+
+    def __len__(self) -> int:
+        return 1
+
+    def batches(self, epoch: int = 0, start: int = 0):
+        yield self.images, self.labels
