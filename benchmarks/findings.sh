@@ -15,6 +15,7 @@ rows=piggyback,piggyback-star,piggyback-star-bn,piggyback-star-bn-k1,affine-simp
 rows=$rows,affine-simple-sigmoid,affine-full-no-k1,affine-full-no-k2,affine-full,affine-full-sigmoid,affine-full-channel
 rows=$rows,affine-full:k0=learned
 
+# The rates of the second group (one seed each) are searched on one domain, those of the first on two.
 # One ladder for whole weights and masks, one for what learns faster, one for a head alone.
 tune=(--tune rate=1e-4,3e-4,1e-3,3e-3 classifier-only:head_rate=1e-3,2e-3,5e-3,1e-2)
 for method in lora-conv parallel-adapter series-adapter covnorm bn-only dan; do
@@ -29,15 +30,14 @@ decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
 
 case $run in
 sketch)
-    common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down
-        --tune-on flowers,stanford-cars --out results/sketch-mini-64)
-    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" "$@"
-    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" "$@"
+    common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down --out results/sketch-mini-64)
+    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" --tune-on flowers,stanford-cars "$@"
+    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" --tune-on flowers "$@"
     ;;
 decathlon)
-    common=("${decathlon[@]}" --orders down --tune-on gtsrb,vgg-flowers --out results/decathlon-mini-32)
-    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" "$@"
-    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" "$@"
+    common=("${decathlon[@]}" --orders down --out results/decathlon-mini-32)
+    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" --tune-on gtsrb,vgg-flowers "$@"
+    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" --tune-on gtsrb "$@"
     ;;
 ablation-flowers)
     polymask benchmark "${sketch[@]}" --domains flowers --methods "$rows" --seeds 0,1 \
