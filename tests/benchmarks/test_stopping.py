@@ -11,7 +11,11 @@ from image_folders import make_folder
 from polymask.benchmarks.local import sigterm_as_ctrl_c
 from polymask.train.state import load_checkpoint
 
-LONG = "--methods bn-only --side 32 --epochs 9999 --batch-size 4 --workers 2 --threads 1 --out runs"
+# More jobs than fit into the queue's pipe: a driver that waits until all were taken never ends.
+SEEDS = 100
+LONG = "--methods bn-only --side 32 --epochs 9999 --batch-size 4 --workers 2 --threads 1 --out runs --seeds " + ",".join(
+    map(str, range(SEEDS))
+)
 
 
 def test_sigterm_is_ctrl_c_for_a_while():
@@ -55,4 +59,4 @@ def test_workers_save_and_end_with_their_driver(name, tmp_path):
     assert all(load_checkpoint(checkpoint) for checkpoint in found)
     if name != "SIGKILL":
         assert driver.returncode == 130
-        assert "stopped with 0 of 2 jobs done" in said
+        assert f"stopped with 0 of {2 * SEEDS} jobs done" in said

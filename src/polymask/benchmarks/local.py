@@ -136,6 +136,7 @@ def _in_processes(tally: Tally, workers: int, threads: int) -> None:
         with sigterm_as_ctrl_c():
             _listen(tally, events, processes)
     finally:
+        todo.cancel_join_thread()  # jobs that nobody takes any more must not keep us
         for process in processes:
             process.terminate()  # a worker in training saves first
         for process in processes:
