@@ -66,8 +66,8 @@ def run_demo(
     before = fingerprint(base.net)
     parameters = sum(p.numel() for p in base.net.parameters())
     console.print(
-        f"EfficientNet-Lite0 with its ImageNet weights: {parameters:,} parameters, "
-        f"frozen. It learns {len(DOMAINS)} domains, one after another."
+        f"EfficientNet-Lite0 with its ImageNet weights: {parameters:,} parameters, frozen.\n"
+        f"It learns {len(DOMAINS)} domains, one after another."
     )
     learned = [_learn(base, domain, out, seed, console, listener_of) for domain in DOMAINS]
 
@@ -113,8 +113,8 @@ def _learn(
     loaders = make_loaders(data, base.input, recipe, seed=seed)
     assert loaders.test is not None
     console.print(
-        f"\n{shown.title} · {len(data.classes)} classes · {len(data.train):,} images to "
-        f"learn from, {len(loaders.test.cache):,} to be tested on"
+        f"\n{shown.title} · {len(data.classes)} classes · {len(data.train):,} images to learn from, "
+        f"{len(loaders.test.cache):,} to test"
     )
     results: list[MethodResult] = []
     for method in (*RIVALS, METHOD):
@@ -123,9 +123,8 @@ def _learn(
         measured = _measured(base, method, learned, out, data.name, time.perf_counter() - began)
         results.append(measured)
         console.print(
-            f"  {method:16s} {measured.test_accuracy:6.2f} % of test images   "
-            f"{measured.bytes / 1e6:6.2f} MB   {measured.bits_per_weight:5.2f} bits a weight   "
-            f"{measured.seconds:4.0f} s",
+            f"  {method:16s} {measured.test_accuracy:6.2f} % right   {measured.bytes / 1e6:6.2f} MB   "
+            f"{measured.bits_per_weight:5.2f} bits a weight   {measured.seconds:4.0f} s",
             style="bold" if method == METHOD else "dim",
         )
     domain = learned.domain  # of METHOD, which comes last
