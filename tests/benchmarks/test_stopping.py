@@ -13,8 +13,9 @@ from polymask.train.state import load_checkpoint
 
 # More jobs than fit into the queue's pipe: a driver that waits until all were taken never ends.
 SEEDS = 100
-LONG = "--methods bn-only --side 32 --epochs 9999 --batch-size 4 --workers 2 --threads 1 --out runs --seeds " + ",".join(
-    map(str, range(SEEDS))
+LONG = (
+    "--methods bn-only --side 32 --epochs 9999 --batch-size 4 --workers 2 --threads 1 --out runs --seeds "
+    + ",".join(map(str, range(SEEDS)))
 )
 
 

@@ -1,5 +1,6 @@
 """Training from images to a file; the verb learn."""
 
+import json
 import shlex
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -19,12 +20,13 @@ from polymask.cli.verb import (
     table,
 )
 from polymask.errors import TrainingError
-from polymask.files import locked
+from polymask.files import locked, write_atomically
 from polymask.train.recipe import RECIPES, Recipe, get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from polymask.core.base import Base
     from polymask.core.input import InputSpec
     from polymask.core.method import Method
     from polymask.data.images import DomainData
@@ -133,7 +135,11 @@ class TrainingVerb(ImagesVerb):
         if self.leads:
             self.make_folder(work)
             if not goes_on:
-                for file in (self.checkpoint, log, work / "evaluation.json", work / "report.html"):
+                for file in (
+                    self.checkpoint,
+                    log,
+                    *(work / name for name in ("plan.json", "evaluation.json", "report.html")),
+                ):
                     file.unlink(missing_ok=True)
         loaders = self.loaders(data, spec, recipe)
         listener = Listener()
@@ -164,6 +170,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
     The default is labels where the file has several for an image, else classes."""
     recipe: str = "quick"
     """quick, imagenet-to-sketch, decathlon, residual-adapters, or a .toml file."""
+    minutes: float | None = None
+    """Choose sizes and epochs so that all of it takes about so many minutes on this machine; val decides on the size
+    at test, and whether a head of frozen features is the better one."""
     out: Path = Path("library")
     """The library's folder."""
     sync_norms: bool = False
@@ -181,6 +190,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def __post_init__(self) -> None:
         self.ranks: Ranks | None = None  # the processes that do this together, if several do
+        self.trained_by: Recipe = RECIPES["quick"]  # what was chosen in the end
 
     @property
     def leads(self) -> bool:
@@ -210,6 +220,13 @@ class LearnVerb(TrainingVerb, BaseVerb):
         text = read_method(self.method)
         recipe = get_recipe(text.recipe_name or self.recipe, **given_fields(self.overrides))
         recipe = recipe.changed(text.recipe_fields)
+        if self.minutes is not None:
+            given = {**given_fields(self.overrides), **text.recipe_fields}
+            if taken := sorted(_PLANNED & given.keys()):
+                flags = ", ".join(f"--{name.replace('_', '-')}" for name in taken)
+                raise TrainingError(f"--minutes chooses what {flags} would set; give one or the other")
+            if self.ranks is not None:
+                raise TrainingError("--minutes times one process; with torchrun give --side and --epochs")
         self.chosen_method(recipe)  # one that the recipe does not go with is found before images are
         return recipe
 
@@ -239,6 +256,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
             set_kernels(self.kernels)
         base, method = self.open_base(self.base), self.chosen_method(recipe)
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
+        if self.minutes is not None:
+            recipe = self.planned(base, data, method, recipe)
         chosen = f"recipe {recipe.name} ({recipe.epochs} epochs at {recipe.input(base.input).side} px)"
         choices = f"base {base.name}, method {self.method}, seed {self.seed}, library {self.out}\n{chosen}"
         self.announce(self.name, data, choices)
@@ -246,15 +265,36 @@ class LearnVerb(TrainingVerb, BaseVerb):
         if self.ranks is not None:
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
         first = method.first_stage()
+        self.trained_by = recipe
         self.check_run(recipe, settings_identity(first, base.fingerprint, data.classes, recipe, self.seed))
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
+        if self.minutes is not None:
+            write_atomically(self.plan_file, json.dumps(recipe.to_json(), indent=1).encode())
         learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
         if self.leads:
             learned.domain.save(self.out_file())
             made = self.out_file(), self.method, self.command()
             record_learning(learned, base, data, options["loaders"], *made).write(self.checkpoint.parent)
+        if learned.domain.method.name != method.name:
+            self.say("a head of frozen features is better on val, so that is what is kept", style="yellow")
         if learned.at_chance:
             self.say(f"what was learned is no better than guessing: {advice(data, recipe)}", style="yellow")
+
+    @property
+    def plan_file(self) -> Path:
+        """What --minutes chose, for an interrupted run that goes on."""
+        return self.checkpoint.with_name("plan.json")
+
+    def planned(self, base: "Base", data: "DomainData", method: "Method", recipe: Recipe) -> Recipe:
+        """The recipe for the minutes that are given; that of an interrupted run, where it is gone on with."""
+        from polymask.train.minutes import plan_minutes
+
+        assert self.minutes is not None
+        if self.goes_on and self.plan_file.exists():
+            return recipe_of(self.plan_file)
+        plan = plan_minutes(base, data, method, recipe, self.minutes)
+        self.say(f"{self.minutes:g} minutes: {plan.text}")
+        return plan.recipe
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.pack.format import inspect
@@ -273,7 +313,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
         words += ["--recipe", self.recipe, "--seed", str(self.seed)]
         words += [] if self.limit is None else ["--limit", str(self.limit)]
         words += [] if self.target is None else ["--target", self.target]
-        for name, value in given_fields(self.overrides).items():
+        chosen = {} if self.minutes is None else {name: getattr(self.trained_by, name) for name in sorted(_PLANNED)}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        for name, value in (given_fields(self.overrides) | chosen).items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
@@ -321,4 +363,13 @@ def advice(data: "DomainData", recipe: Recipe) -> str:
     return f"the rate of {recipe.rate:g} may be too high for these images; try --rate {lower:g} --force, or more epochs"
 
 
+def recipe_of(file: Path) -> Recipe:
+    """The recipe that a plan's file holds."""
+    try:
+        return Recipe(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(f"{file} is not a plan ({error}); --fresh makes a new one") from error
+
+
+_PLANNED = {"epochs", "side", "first_side", "test_side", "frozen_side", "resized", "train_on_val"}  # by --minutes
 _FEW_IMAGES = 5  # of a class: with fewer nothing general can be learned

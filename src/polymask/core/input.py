@@ -1,7 +1,7 @@
 """How to feed a base: the shape, scale and crop of its images."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from polymask.errors import BaseError, InputError
@@ -78,6 +78,10 @@ class InputSpec:
     def size(self) -> str:
         """The shape as people write it: 3 × 224 × 224."""
         return " × ".join(map(str, self.shape))
+
+    def at(self, side: int) -> "InputSpec":
+        """The same images at another size."""
+        return replace(self, shape=(*self.shape[:-2], side, side))
 
     def transform(self) -> "Preprocess":
         """What makes an image what the network takes, as a torchvision transform does.

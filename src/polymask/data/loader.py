@@ -39,7 +39,8 @@ class Loader:
 
     With `shuffle` (training) an epoch has its own order, and a last batch of one image, which batch
     norm cannot use, is joined to the one before. Without it the order is the split's. With `balanced` too, an epoch
-    draws as many images as there are, with replacement: every class equally often on average.
+    draws as many images as there are, with replacement: every class equally often on average. `early` is another
+    transform and the epoch that it ends before: smaller images at first, say.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class Loader:
         seed: int = 0,
         shuffle: bool = False,
         balanced: bool = False,
+        early: tuple[Preprocess, int] | None = None,
         workers: int | None = None,
     ) -> None:
         if batch_size < 1 or seed < 0:
             raise DataError(f"batch_size {batch_size} and seed {seed}: give one from 1, one from 0")
-        self.cache, self.transform = cache, transform
+        self.cache, self.transform, self.early = cache, transform, early
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.labels, self.balanced = cache.labels, balanced
         self._shares = class_shares(cache.split.labels) if balanced else None
@@ -129,13 +131,19 @@ class Loader:
         first[ranked] = np.arange(size) - runs
         return order, first
 
+    def _transform_of(self, epoch: int) -> Preprocess:
+        if self.early is None:
+            return self.transform
+        earlier, end = self.early
+        return earlier if epoch < end else self.transform
+
     def _batch(self, indices: NDArray[np.int64], times: NDArray[np.int64], epoch: int) -> Batch:
-        crops = []
+        transform, crops = self._transform_of(epoch), []
         for index, before in zip(indices.tolist(), times.tolist(), strict=True):
             again = [before] if before else []  # an image that comes again is cropped otherwise
             draw = np.random.default_rng([_SAMPLE, self.seed, epoch, index, *again])
-            crops.append(self.transform.crop(self.cache.image(index), draw))
-        return self.transform.batch(crops), self.cache.labels[torch.from_numpy(indices)]
+            crops.append(transform.crop(self.cache.image(index), draw))
+        return transform.batch(crops), self.cache.labels[torch.from_numpy(indices)]
 
 
 def class_shares(labels: Labels) -> NDArray[np.float64]:

@@ -151,6 +151,8 @@ def training_batches(
     """The batches that a recipe asks of a source, and how their images are fed: `spec` where they do not say it."""
     if isinstance(source, Batches):
         return source, source.spec if isinstance(source, Loader | Adapted) else spec
+    if recipe.first_side is not None:
+        raise TrainingError("first_side needs images that are decoded here; give a folder, or what load_data gives")
     wanted = recipe.input(spec) if len(spec.shape) == 3 else spec
     mirror = may_mirror(title_of(source)) if recipe.mirror is None else recipe.mirror
     batches = as_batches(

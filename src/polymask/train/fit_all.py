@@ -142,8 +142,9 @@ def fit_all(
     elif options:
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
     method.check_own(own is not None)
-    if recipe.test_side is not None:
-        raise TrainingError("test_side is for one domain (learn); several are measured at the size that they learn at")
+    for field in ("test_side", "frozen_side"):
+        if getattr(recipe, field) is not None:
+            raise TrainingError(f"{field} is for one domain (learn); several are measured as they learned")
     names = _checked_order(lessons, order)
     method = method.for_domains(len(names) + 1)
     chosen = {name: lessons[name].opened(base, recipe, seed, resume=resume) for name in names}

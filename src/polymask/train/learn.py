@@ -126,6 +126,7 @@ def learn(
     recipe: str | Recipe = "quick",
     *,
     classes: Sequence[str] | None = None,
+    minutes: float | None = None,
     progress: bool | None = None,
     loaders: Loaders | None = None,
     seed: int = 0,
@@ -139,9 +140,10 @@ def learn(
 
     `data` is what `load_data` takes or gives, or what gives (image, label): a DataLoader, a Dataset, a Hugging Face
     dataset, or a dict or tuple of these for train, val and test; `classes` names the classes where such data does not.
-    `progress` shows how it goes on standard error; None does where people watch and no `listener` is given: in a
-    terminal or a notebook. `options` are the method's. `loaders` saves decoding again what several methods share. With
-    `ranks` (see `polymask.train.ranks`) several processes share the work.
+    With `minutes` sizes and epochs are chosen so that all of it takes about so long on this machine (see
+    `polymask.train.minutes`). `progress` shows how it goes on standard error; None does where people watch and no
+    `listener` is given: in a terminal or a notebook. `options` are the method's. `loaders` saves decoding again what
+    several methods share. With `ranks` (see `polymask.train.ranks`) several processes share the work.
     """
     recipe = get_recipe(recipe)
     if isinstance(method, str):
@@ -157,6 +159,8 @@ def learn(
     watched = leads and (progress or (progress is None and listener is None and _people_watch()))
     if watched:
         listener = _shown(data.name, target, listener, asked=bool(progress))
+    if minutes is not None:
+        recipe = _planned(base, data, method, recipe, minutes, loaders)
     sets: Any = loaders or data
     if loaders is None and isinstance(data, DomainData):
         with _reading(watched) as count:
@@ -166,16 +170,24 @@ def learn(
     if isinstance(data, DomainData):
         domain.input = recipe.input(base.input, squash=data.squash)
     how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
-    if recipe.test_side is not None and not isinstance(data, DomainData):
-        raise TrainingError("test_side needs images that are decoded here; give a folder, or what load_data gives")
+    _check_sides(recipe, data)
     history = fit(base, domain, sets.train, sets.val, recipe, seed=seed, **how)
     sides: dict[str, float] = {}
     if recipe.test_side is not None:
         domain.input, sides = choose_test_input(base, domain, data, recipe)
         if sets.test is not None:
             sets = replace(sets, test=loader_at(data, data.test, domain.input))
+    best = target.best(sides.values()) if sides else target.best(record.val_accuracy for record in history)
+    if recipe.frozen_side is not None:
+        from polymask.train.minutes import learn_head
+
+        rival, record = learn_head(base, data, recipe.frozen_side)
+        if best is None or target.better(record.val_accuracy or 0.0, best):
+            domain, history, sides, best = rival, [record], {}, record.val_accuracy
+            sets = replace(sets, test=None if data.test is None else loader_at(data, data.test, domain.input))
     if leads:
-        _keep_rule(base, domain, data, sets, fed_otherwise=recipe.test_side is not None)
+        otherwise = recipe.test_side is not None or recipe.frozen_side is not None
+        _keep_rule(base, domain, data, sets, fed_otherwise=otherwise)
     evaluation = result = None
     if sets.test is not None and target.kind == "classes":
         measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
@@ -187,10 +199,9 @@ def learn(
     if isinstance(data, DomainData):
         about |= likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
-    best = target.best(sides.values()) if sides else target.best(record.val_accuracy for record in history)
     measured: dict[str, Any] = {f"val_{target.metric}": best, f"test_{target.metric}": result}
     measured |= {"bits_per_weight": bits_per_weight(base, domain)}
-    domain.metrics = measured | {"kept_epoch": _kept_epoch(method, recipe, history, target)}
+    domain.metrics = measured | {"kept_epoch": _kept_epoch(domain.method, recipe, history, target)}
     domain.metrics |= {"val_by_test_side": sides} if sides else {}
     return Learned(domain, history, result, evaluation)
 
@@ -205,6 +216,25 @@ def _keep_rule(base: Base, domain: Domain, data: Any, sets: Any, *, fed_otherwis
     if fed_otherwise:
         train, val = (loader_at(data, split, domain.input) for split in (data.train, data.val))
     calibrate_on(base, domain, evenly(train, val), val)
+
+
+def _planned(base: Base, data: Any, method: Method, recipe: Recipe, minutes: float, loaders: Loaders | None) -> Recipe:
+    from polymask.train.minutes import plan_minutes
+
+    if loaders is not None or not isinstance(data, DomainData):
+        raise TrainingError("minutes need images that are decoded here; give a folder, or what load_data gives")
+    return plan_minutes(base, data, method, recipe, minutes).recipe
+
+
+def _check_sides(recipe: Recipe, data: Any) -> None:
+    """Raise where the recipe asks for another size of images than that of training, and cannot have it."""
+    for field in ("test_side", "frozen_side"):
+        if getattr(recipe, field) is None:
+            continue
+        if not isinstance(data, DomainData):
+            raise TrainingError(f"{field} needs images that are decoded here; give a folder, or what load_data gives")
+        if field == "frozen_side" and (recipe.train_on_val or data.target.kind != "classes"):
+            raise TrainingError("frozen_side is for classes, and val decides on it; leave it or train_on_val out")
 
 
 def _kept_epoch(method: Method, recipe: Recipe, history: Sequence[EpochRecord], target: Target) -> int:
@@ -269,9 +299,14 @@ def make_loaders(
         data = replace(data, mirror=recipe.mirror)
     caches = cache_domain(data, spec, folder=cache, progress=progress)
     augment, centre = train_transform(data, spec, scale=recipe.random_scale), eval_transform(data, spec)
+    early = None
+    if recipe.first_side is not None:
+        early = train_transform(data, spec.at(recipe.first_side), scale=recipe.random_scale), recipe.epochs // 2
     images = caches.train_val if recipe.train_on_val else caches.train
     sampler = recipe.balance == "sampler"
-    train = Loader(images, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True, balanced=sampler)
+    train = Loader(
+        images, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True, balanced=sampler, early=early
+    )
     val = None if recipe.train_on_val else Loader(caches.val, centre, batch_size=64)
     many = eval_transform(data, spec, crops=crops)
     test = None if caches.test is None else Loader(caches.test, many, batch_size=64)

@@ -28,7 +28,13 @@ Schedule = Literal["step", "cosine"]
 Selection = Literal["best", "last"]
 Norms = Literal["own", "shared", "affine", "stats", "bias"]
 Balance = Literal["weights", "sampler"]
-_NEWER = ("balance", "patience", "test_side")  # fields that older packs and checkpoints lack
+_NEWER = (
+    "balance",
+    "patience",
+    "first_side",
+    "test_side",
+    "frozen_side",
+)  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
 DECAYS = ("transform_decay", "weight_decay", "head_decay")
 ALSO_CALLED = {  # elsewhere; for errors that say what a field is called here
@@ -134,12 +140,16 @@ class Recipe:
     """Epochs over which the rates rise from 0, at most half of all."""
     side: int | None = None
     """Side of the images in pixels; what the base was made for unless given."""
+    first_side: int | None = None
+    """Side of the images in the first half of the epochs, which a smaller one makes faster; as side unless given."""
     resized: int | None = None
     """Short side in pixels before the centre crop; as the base has it unless given."""
     square: bool | None = None
     """Resize to a square before a crop; as the base has it unless given."""
     test_side: int | Literal["auto"] | None = None
     """Side of the images after training: pixels, or auto, the best of several on val; as in training unless given."""
+    frozen_side: int | None = None
+    """Side of the images for a head of frozen features, which is fitted too and kept where it is better on val."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """The least and the largest share of an image's area that a training crop covers."""
     mirror: bool | None = None
@@ -173,7 +183,7 @@ class Recipe:
         for name in ("epochs", "batch_size") if self.patience is None else ("epochs", "batch_size", "patience"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("side", "resized", "test_side"):
+        for name in ("side", "first_side", "resized", "test_side", "frozen_side"):
             if isinstance(pixels := getattr(self, name), int) and not 1 <= pixels <= LARGEST_SIDE:
                 raise RecipeError(f"{name}={pixels} must be from 1 to {LARGEST_SIDE:,} pixels")
         for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup"):

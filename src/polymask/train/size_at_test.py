@@ -38,15 +38,15 @@ def choose_test_input(
     if recipe.test_side is None:
         return spec, {}
     if recipe.test_side != "auto":
-        chosen = _at(spec, int(recipe.test_side))
-        if not _takes(base, domain, chosen):
+        chosen = spec.at(int(recipe.test_side))
+        if not takes(base, domain, chosen):
             raise TrainingError(f"{base.name} does not take images of {chosen.size}; leave test_side={chosen.side} out")
         return chosen, {}
     if recipe.train_on_val:
         raise TrainingError("test_side='auto' is chosen on val, and train_on_val leaves none; give a number of pixels")
     found: dict[InputSpec, float] = {}
     for candidate in _sides(spec):
-        if candidate == spec or _takes(base, domain, candidate):
+        if candidate == spec or takes(base, domain, candidate):
             found[candidate] = measured_at(base, domain, data, data.val, candidate)
     best = _best(domain, found)
     if not spec.squash and best.crop < 1:
@@ -73,15 +73,11 @@ def _sides(spec: InputSpec) -> Iterator[InputSpec]:
     tried = {STEP * round(factor * spec.side / STEP) for factor in TRIED[1:]}
     for side in sorted(tried):
         if spec.side < side <= LARGEST_SIDE:
-            yield _at(spec, side)
-
-
-def _at(spec: InputSpec, side: int) -> InputSpec:
-    return replace(spec, shape=(spec.shape[0], side, side))
+            yield spec.at(side)
 
 
 @torch.no_grad()
-def _takes(base: Base, domain: Domain, spec: InputSpec) -> bool:
+def takes(base: Base, domain: Domain, spec: InputSpec) -> bool:
     """Whether the network runs on images of this size: transformers with fixed positions do not."""
     try:
         with domain.in_mode(training=False):

@@ -1,0 +1,236 @@
+"""So many minutes on this machine: size, epochs and the way to learn that fit into them.
+
+A few timed steps tell what an image costs by its size; the number of images then says how large they can be and how
+often they can be seen. Larger images first, as long as each is seen often enough; then more epochs, up to a bound. The
+first half of the epochs has smaller images, and the size at test is chosen on val (see `size_at_test`).
+
+A head of frozen features takes one pass over the images only. Where there is no time for more it is the better one, so
+it is fitted too, and val decides which of the two is kept. It is a logistic regression:
+
+    minimise   mean cross-entropy(W z + b) + λ/2 |W|²,       z the features, each of mean 0 and deviation 1 on train
+
+by L-BFGS on all images at once, for falling λ, each from the solution before it; the best on val is kept. Means and
+deviations are then part of W and b, so the head is the usual one.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.method import Method
+from polymask.core.registry import new_domain
+from polymask.data.batches import Batches
+from polymask.data.cache import cache_splits, shrink_of
+from polymask.data.images import DomainData
+from polymask.data.split import SubsetSplit
+from polymask.errors import TrainingError
+from polymask.train.learner import DomainLearner, EpochRecord
+from polymask.train.recipe import Recipe
+from polymask.train.size_at_test import TRIED, loader_at, takes
+
+SIDES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384)
+OFTEN = 8  # epochs that come before larger images
+MOST = 30  # epochs: more bring little
+SMALLER = 0.75  # the side of the first half, in proportion
+MEASURING = 0.4  # of what a training image costs, for one that is only classified
+FROZEN = 0.2  # of the time goes to a head of frozen features, at most
+MARGIN = 0.9  # of the time is planned for: machines do other things too
+_READ = 64  # images that are read to see how long it takes
+_STEPS = 3  # that are timed at each of two sides, after one that is not
+STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
+STEPS = 100  # of L-BFGS, for each λ
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that training takes for one image: `fixed`, and `by_area` for each pixel of it."""
+
+    fixed: float
+    by_area: float
+
+    def seconds(self, side: int) -> float:
+        """What an image of this size takes."""
+        return self.fixed + self.by_area * side**2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The recipe that was chosen, and about how many seconds it takes, with reading the images."""
+
+    recipe: Recipe
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """What was chosen, for people."""
+        recipe = self.recipe
+        first = "" if recipe.first_side is None else f", the first half of them at {recipe.first_side}"
+        epochs = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
+        frozen = "" if recipe.frozen_side is None else f"; a head alone at {recipe.frozen_side} px is the rival on val"
+        return f"{epochs} at {recipe.side} px{first}{frozen}: about {self.seconds / 60:.1f} minutes"
+
+
+def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, minutes: float) -> Plan:
+    """Time this machine for a few seconds, and choose sizes and epochs so that all takes about so many minutes."""
+    began = time.perf_counter()
+    if not 0 < minutes < float("inf"):
+        raise TrainingError(f"minutes={minutes:g} must be more than 0")
+    if recipe.train_on_val:
+        raise TrainingError("with minutes, val decides on sizes, and train_on_val leaves none; leave one of them out")
+    sides = sides_for(base, method.first_stage(), data)
+    pace = measure_pace(base, method.first_stage(), recipe, data.classes, sides)
+    reading = seconds_to_read(data, base)
+    left = 60 * minutes - reading - (time.perf_counter() - began)
+    plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left)
+    if data.target.kind != "classes":
+        plan = replace(plan, recipe=replace(plan.recipe, frozen_side=None))
+    return replace(plan, seconds=plan.seconds + reading)
+
+
+def sides_for(base: Base, method: Method, data: DomainData) -> list[int]:
+    """The sides that are considered: from a quarter of the base's own up to it, where the network takes them."""
+    domain = new_domain(base, method, data.classes, target=data.target).to(base.device)
+    smaller = [side for side in SIDES if base.input.side / 4 <= side < base.input.side]
+    return [*(side for side in smaller if takes(base, domain, base.input.at(side))), base.input.side]
+
+
+def seconds_to_read(data: DomainData, base: Base) -> float:
+    """What decoding all images takes, by a few of them; twice, since the sizes at test are decoded again."""
+    images = len(data.train) + len(data.val)
+    few = np.linspace(0, len(data.train) - 1, min(_READ, len(data.train))).astype(np.int64)
+    began = time.perf_counter()
+    cache_splits([SubsetSplit(data.train, few)], shrink_of(replace(base.input, squash=data.squash)))
+    return 2 * images * (time.perf_counter() - began) / len(few)
+
+
+def measure_pace(base: Base, method: Method, recipe: Recipe, classes: Sequence[str], sides: Sequence[int]) -> Pace:
+    """Time some steps of training at the smallest and the middle one of `sides`, on images of noise."""
+    small, large = sides[0], sides[len(sides) // 2]
+    with torch.random.fork_rng():
+        domain = new_domain(base, method, classes).to(base.device)
+        learner = DomainLearner(base, domain, recipe)
+        learner.begin_epoch()
+        per_image = {side: _timed(learner, base, side) / recipe.batch_size for side in dict.fromkeys((small, large))}
+    if small == large:
+        return Pace(0.0, per_image[small] / small**2)
+    by_area = max(0.0, (per_image[large] - per_image[small]) / (large**2 - small**2))
+    return Pace(max(0.0, per_image[small] - by_area * small**2), by_area)
+
+
+def _timed(learner: DomainLearner, base: Base, side: int) -> float:
+    """Seconds of a step at this side: the median of a few."""
+    shape = base.input.at(side).shape
+    images = torch.randn(learner.recipe.batch_size, *shape)
+    labels = torch.arange(len(images)) % len(learner.domain.classes or [""])
+    seconds = []
+    for _ in range(_STEPS + 1):
+        began = time.perf_counter()
+        learner.step(images, labels, 0.5)
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[1:])
+
+
+def plan_for(recipe: Recipe, pace: Pace, sides: Sequence[int], images: int, val: int, seconds: float) -> Plan:
+    """The recipe with size and epochs for `images` to learn from and `val` to measure on, in so many seconds.
+
+    Of the sides the largest with which every image is seen `OFTEN` times, else the smallest; then as many epochs as
+    there is time for, from 1 to `MOST`.
+    """
+    time_left = MARGIN * seconds
+    plans = [_at_side(recipe, pace, sides, place, images, val, time_left) for place in range(len(sides))]
+    often = [plan for plan in plans if plan.recipe.epochs >= OFTEN and plan.seconds <= time_left]
+    return often[-1] if often else plans[0]
+
+
+def _at_side(
+    recipe: Recipe, pace: Pace, sides: Sequence[int], place: int, images: int, val: int, seconds: float
+) -> Plan:
+    """As many epochs as there is time for at one of the sides."""
+    side = sides[place]
+    first = max((one for one in sides if one <= SMALLER * side), default=None)
+    frozen = _frozen_side(pace, sides, images + val, seconds)
+    once = (images + val) * MEASURING * pace.seconds(frozen)
+    once += val * MEASURING * sum(pace.seconds(round(factor * side)) for factor in (*TRIED, max(TRIED)))
+    epoch = images * (pace.seconds(first or side) + pace.seconds(side)) / 2 + val * MEASURING * pace.seconds(side)
+    epochs = max(1, min(MOST, int((seconds - once) / epoch)))
+    first = first if epochs > 1 else None
+    sizes: dict[str, Any] = {"side": side, "first_side": first, "test_side": "auto", "frozen_side": frozen}
+    return Plan(replace(recipe, name="minutes", epochs=epochs, resized=None, **sizes), once + epochs * epoch)
+
+
+def _frozen_side(pace: Pace, sides: Sequence[int], images: int, seconds: float) -> int:
+    """The largest side at which one pass takes at most a small share of the time; the smallest where none does."""
+    cheap = [side for side in sides if images * MEASURING * pace.seconds(side) <= FROZEN * seconds]
+    return max(cheap, default=sides[0])
+
+
+def learn_head(base: Base, data: DomainData, side: int) -> tuple[Domain, EpochRecord]:
+    """A domain that is a head alone, for images of this size, and what it reaches."""
+    domain = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
+    domain.input = replace(base.input.at(side), squash=data.squash)
+    record = fit_head(base, domain, *(loader_at(data, split, domain.input) for split in (data.train, data.val)))
+    return domain.restore(domain.stored()), record
+
+
+def fit_head(base: Base, domain: Domain, train: Batches, val: Batches) -> EpochRecord:
+    """Fit the head of a domain whose features stay as they are; what it reaches, as an only epoch."""
+    head = domain.head
+    if head is None or domain.target.kind != "classes":
+        raise TrainingError("a logistic regression needs a head for classes")
+    features, labels = gathered(base, domain, train)
+    seen, truths = gathered(base, domain, val)
+    mean, deviation = features.mean(0), features.std(0).clamp(min=1e-6)
+    features, seen = (features - mean) / deviation, (seen - mean) / deviation
+    weight = torch.zeros(head.out_features, head.in_features, device=features.device, requires_grad=True)
+    bias = torch.zeros(head.out_features, device=features.device, requires_grad=True)
+    best, kept, record = -1.0, (weight.detach(), bias.detach()), EpochRecord(0, 0.0, 0.0, None)
+    for strength in STRENGTHS:
+        _minimise(features, labels, weight, bias, strength)
+        with torch.no_grad():
+            logits = features @ weight.T + bias
+            accuracy = _percent_right(seen @ weight.T + bias, truths)
+            loss = float(cross_entropy(logits, labels))
+        if accuracy > best:
+            best, kept = accuracy, (weight.detach().clone(), bias.detach().clone())
+            record = EpochRecord(0, loss, _percent_right(logits, labels), accuracy)
+    with torch.no_grad():
+        head.weight.copy_(kept[0] / deviation)
+        head.bias.copy_(kept[1] - (kept[0] / deviation) @ mean)
+    return record
+
+
+def _percent_right(logits: Tensor, labels: Tensor) -> float:
+    return 100 * float((logits.argmax(1) == labels).float().mean())
+
+
+def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> None:
+    solver = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        value = cross_entropy(features @ weight.T + bias, labels) + strength / 2 * weight.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        solver.step(loss)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def gathered(base: Base, domain: Domain, batches: Batches) -> tuple[Tensor, Tensor]:
+    """The features of all images, float32 (N, F), and their labels."""
+    features, truths = [], []
+    with domain.in_mode(training=False):
+        for images, labels in batches.batches():
+            features.append(domain.features(base, base.placed(images)).float())
+            truths.append(labels.to(base.device))
+    return torch.cat(features), torch.cat(truths)

@@ -1,0 +1,170 @@
+"""A plan for so many minutes: sizes and epochs from what a machine does, and a head alone as the rival."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polymask as pm
+from image_folders import make_folder
+from polymask.cli import main
+from polymask.core.target import ValueTarget
+from polymask.data.images import DomainData
+from polymask.data.loader import Loader
+from polymask.data.split import ArraySplit
+from polymask.errors import PolymaskError, TrainingError
+from polymask.train import minutes
+from polymask.train.minutes import MOST, OFTEN, Pace, fit_head, learn_head, plan_for, plan_minutes
+from polymask.train.recipe import method_by
+
+SIDES = [64, 96, 128, 160, 224]
+PACE = Pace(0.001, 1e-6)  # 5 ms for an image of 64 px, 51 ms at 224
+QUICK = pm.get_recipe("quick")
+SPEC = pm.InputSpec(shape=(3, 24, 24), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def plan(seconds, images=1000, val=200, pace=PACE):
+    return plan_for(QUICK, pace, SIDES, images, val, seconds)
+
+
+def test_more_minutes_give_larger_images_and_then_more_epochs():
+    plans = [plan(60 * minutes).recipe for minutes in (1, 2, 4, 8, 16, 32, 64, 128)]
+    assert [one.side for one in plans] == sorted(one.side for one in plans)
+    assert plans[0].side < plans[-1].side == 224
+    assert all(one.epochs >= OFTEN for one in plans[1:])
+    assert plans[-1].epochs == MOST
+
+
+@pytest.mark.parametrize("seconds", [60, 180, 600, 3600])
+@pytest.mark.parametrize("images", [100, 1000, 5000])
+def test_a_plan_keeps_to_its_time_where_one_epoch_fits(seconds, images):
+    chosen = plan(seconds, images)
+    least = 1.4 * images * PACE.seconds(64)
+    assert chosen.seconds <= seconds or (chosen.recipe.epochs == 1 and least > 0.5 * seconds)
+
+
+def test_where_nothing_fits_there_is_one_epoch_of_the_smallest_images():
+    chosen = plan(10, images=100_000)
+    assert (chosen.recipe.epochs, chosen.recipe.side, chosen.recipe.first_side) == (1, 64, None)
+    assert chosen.seconds > 10
+    assert "1 epoch at 64 px" in chosen.text
+
+
+def test_the_first_half_has_smaller_images():
+    chosen = plan(3600).recipe
+    assert (chosen.first_side, chosen.side) == (160, 224)
+    assert chosen.test_side == "auto"
+
+
+def test_a_faster_machine_does_more_in_the_same_time():
+    slow, fast = plan(120).recipe, plan(120, pace=Pace(0.0001, 1e-7)).recipe
+    assert (slow.side, slow.epochs) < (fast.side, fast.epochs)
+
+
+def split(seed, count=24):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 4
+    pixels = rng.integers(0, 100, (count, 48, 48, 3)) + 50 * labels[:, None, None, None]
+    return ArraySplit(f"made {seed}", pixels.astype(np.uint8), labels)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return DomainData("made", ("night", "dusk", "day", "noon"), split(1), split(2), split(3))
+
+
+@pytest.fixture
+def base():
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+    net = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    return pm.load_base(net, name="made", input=SPEC)
+
+
+def test_a_machine_is_timed_and_the_plan_is_for_it(base, data, monkeypatch):
+    monkeypatch.setattr(minutes, "SIDES", (8, 16, 24))
+    chosen = plan_minutes(base, data, method_by(QUICK, "affine-full"), QUICK, 2)
+    assert chosen.recipe.side in (8, 16, 24)
+    assert 1 <= chosen.recipe.epochs <= MOST
+    assert chosen.recipe.frozen_side in (8, 16, 24)
+    assert chosen.recipe.rate == QUICK.rate
+
+
+def test_a_loader_gives_smaller_images_before_an_epoch(base, data):
+    recipe = pm.get_recipe("quick", epochs=4, batch_size=8, side=24, first_side=16)
+    train = pm.make_loaders(data, base.input, recipe).train
+    assert isinstance(train, Loader)
+    assert [next(train.batches(epoch))[0].shape[-1] for epoch in range(4)] == [16, 16, 24, 24]
+
+
+def test_the_head_of_frozen_features_solves_what_features_tell(base, data):
+    domain, record = learn_head(base, data, 24)
+    assert domain.method.name == "classifier-only"
+    assert record.val_accuracy == 100
+    assert pm.evaluate(base, domain, pm.make_loaders(data, base.input, pm.get_recipe("quick", side=24)).val) == 100
+
+
+def test_a_head_for_numbers_has_no_logistic_regression(base):
+    domain = pm.new_domain(base, "classifier-only", ["height"], target=ValueTarget())
+    with pytest.raises(TrainingError, match="for classes"):
+        fit_head(base, domain, None, None)
+
+
+@pytest.mark.parametrize("side", [None, 24])
+def test_the_better_one_on_val_is_kept(base, data, side):
+    """Rates of 0 learn nothing, so the rival is better wherever there is one."""
+    recipe = pm.get_recipe("quick", epochs=1, batch_size=8, side=24, rate=0.0, head_rate=0.0, frozen_side=side)
+    learned = pm.learn(base, data, "bn-only", recipe)
+    assert learned.domain.method.name == ("bn-only" if side is None else "classifier-only")
+    assert side is None or (learned.test_accuracy, learned.domain.metrics["kept_epoch"]) == (100, 1)
+
+
+def test_learn_takes_minutes(base, data, monkeypatch):
+    monkeypatch.setattr(minutes, "SIDES", (16, 24))
+    monkeypatch.setattr(minutes, "MOST", 3)
+    learned = pm.learn(base, data, "bn-only", pm.get_recipe("quick", batch_size=8), minutes=1)
+    assert learned.domain.recipe["name"] == "minutes"
+    assert learned.test_accuracy is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "minutes", "said"),
+    [({}, 0, "more than 0"), ({"train_on_val": True, "selection": "last"}, 1, "train_on_val")],
+)
+def test_what_cannot_be_planned_is_refused(base, data, fields, minutes, said):
+    recipe = pm.get_recipe("quick", **fields)
+    with pytest.raises(TrainingError, match=said):
+        pm.learn(base, data, "bn-only", recipe, minutes=minutes)
+
+
+def test_minutes_and_frozen_side_need_images_that_are_decoded_here(base):
+    batches = [(torch.rand(4, 3, 24, 24), torch.tensor([0, 1, 0, 1]))]
+    with pytest.raises(TrainingError, match="decoded here"):
+        pm.learn(base, {"train": batches, "val": batches}, "bn-only", classes=["a", "b"], minutes=1)
+    recipe = pm.get_recipe("quick", frozen_side=24)
+    with pytest.raises(PolymaskError, match="frozen_side"):
+        pm.learn(base, {"train": batches, "val": batches}, "bn-only", recipe, classes=["a", "b"])
+
+
+def test_minutes_and_what_they_choose_are_not_given_together(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["learn", "one", "--data", "digits", "--minutes", "1", "--epochs", "3", "--side", "64"]) == 1
+    assert "--minutes chooses what --epochs, --side would set" in capsys.readouterr().err
+
+
+def test_the_command_for_the_same_training_has_what_was_chosen(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(minutes, "SIDES", (64,))
+    monkeypatch.setattr(minutes, "MOST", 1)
+    make_folder(tmp_path / "photos")
+    arguments = "learn one --data photos --method bn-only --batch-size 4 --minutes 0.1"
+    assert main(arguments.split()) == 0
+    said = capsys.readouterr().err
+    assert "0.1 minutes: 1 epoch at" in said
+    assert json.loads((tmp_path / "library/one.run/plan.json").read_text())["test_side"] == "auto"
+    command = json.loads((tmp_path / "library/one.run/evaluation.json").read_text())["command"]
+    assert "--minutes" not in command
+    assert "--epochs 1" in command
+    assert "--test-side auto" in command
