@@ -1,0 +1,309 @@
+"""What so many minutes give: `polymask learn --minutes`, and what people would do instead on the same machine.
+
+    python benchmarks/first_minutes.py --data ../shared/data --out results/first-minutes.json      # goes on if cut
+    python benchmarks/first_minutes.py --table results/first-minutes.json
+    python benchmarks/first_minutes.py --table results/first-minutes.json --figure docs/assets/first-minutes.svg
+
+Four ways, interleaved domain by domain, each with 1, 3 and 10 minutes from the first image read to the network that is
+measured; test images are measured after that, and never looked at before:
+
+* polymask       `pm.learn(base, data, minutes=M)`, its default method and recipe
+* regression     frozen features at the largest side that one pass has time for, and scikit-learn's LogisticRegression;
+                 its strength is chosen on val
+* fine-tuning    a plain loop over timm's network: Adam, a cosine over the time, all weights at 3e-4, the head at 2e-3
+* LoRA           the same loop over PEFT's LoRA of rank 8 on every convolution, at 3e-3
+
+The loops get what polymask gives itself: images decoded once, the same random crops, sizes and epochs by the same rule
+from their own timed steps, images that grow, and the size at test chosen on val. Their rates are what the searches
+of docs/findings.md chose. Needs timm, peft and scikit-learn. Nothing else may run meanwhile.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import polymask as pm
+from polymask.data.images import DomainData
+from polymask.data.load import load_data
+from polymask.train.learn import make_loaders
+from polymask.train.minutes import Pace, plan_for, seconds_to_read, sides_for
+from polymask.train.recipe import RECIPES, method_by
+from polymask.train.size_at_test import TRIED, loader_at
+
+BASE, TIMM = "efficientnet-lite0", "efficientnet_lite0"
+DOMAINS = {
+    "flowers": "sketch:{data}/sketch-mini/flowers",
+    "dtd": "decathlon:{data}/decathlon-mini/dtd",
+    "gtsrb": "decathlon:{data}/decathlon-mini/gtsrb",
+    "letters": "letters",
+    "solar-cells": "solar-cells",
+}
+RATES = {"fine-tuning": 3e-4, "LoRA": 3e-3}
+WAYS = ("polymask", "regression", "fine-tuning", "LoRA")
+COLOURS = {"polymask": "#c0392b", "regression": "#7f8c8d", "fine-tuning": "#2471a3", "LoRA": "#b9770e"}
+QUICK = RECIPES["quick"]
+HEAD_RATE = QUICK.head_rate
+Result = dict[str, Any]
+Predict = Callable[[Tensor], Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="the folder with sketch-mini and decathlon-mini")
+    parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=list(DOMAINS))
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--minutes", type=float, nargs="+", default=[1, 3, 10])
+    parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, help="print what was measured before")
+    parser.add_argument("--figure", type=Path, help="draw it")
+    options = parser.parse_args()
+    results = json.loads(options.table.read_text()) if options.table else measure(options)
+    if options.figure is not None:
+        draw(results["runs"], options.figure)
+    print(table(results["runs"]))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All runs that are not in the file yet, each written as soon as it is done."""
+    settings = {"base": BASE, "seed": options.seed, "limit": options.limit, "threads": torch.get_num_threads()}
+    results: dict[str, Any] = {"settings": settings, "runs": []}
+    if options.out.exists():
+        results = json.loads(options.out.read_text())
+    done = {(run["domain"], run["way"], run["minutes"]) for run in results["runs"]}
+    base = pm.load_base(BASE)
+    for minutes in options.minutes:
+        for domain in options.domains:
+            data = load_data(DOMAINS[domain].format(data=options.data), seed=options.seed, limit=options.limit)
+            for way in options.ways:
+                if (domain, way, minutes) in done:
+                    continue
+                run = {"domain": domain, "way": way, "minutes": minutes}
+                run |= measured(way, base, data, minutes, options.seed)
+                results["runs"].append(run)
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
+                print(run, flush=True)
+    return results
+
+
+def measured(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int) -> Result:
+    """One way with so many minutes, and then its accuracy on test."""
+    torch.manual_seed(seed)
+    seen = replace(data, test=None)
+    began = time.perf_counter()
+    predict, about = HOW[way](base, seen, minutes, seed)
+    seconds = time.perf_counter() - began
+    spec = replace(base.input.at(about["test_side"]), crop=about.pop("crop", base.input.crop), squash=data.squash)
+    assert data.test is not None
+    return {"test": accuracy(predict, loader_at(data, data.test, spec)), "seconds": round(seconds, 1)} | about
+
+
+def by_polymask(base: pm.Base, data: DomainData, minutes: float, seed: int) -> tuple[Predict, Result]:
+    """The default of `polymask learn --minutes`."""
+    domain = pm.learn(base, data, minutes=minutes, seed=seed, progress=False).domain
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "domain.safetensors"
+        domain.save(file)
+        size = file.stat().st_size
+    recipe = domain.recipe
+    about = {"method": domain.method.name, "epochs": recipe["epochs"], "side": recipe["side"]}
+    about |= {"test_side": domain.input.side, "crop": domain.input.crop, "bytes": size}
+    return domain.merged(base), about
+
+
+def by_regression(base: pm.Base, data: DomainData, minutes: float, seed: int) -> tuple[Predict, Result]:
+    """Frozen features, and the best of some strengths on val."""
+    from sklearn.linear_model import LogisticRegression
+
+    seconds = 60 * minutes
+    net = base.net.eval()
+    side = regression_side(base, data, seconds)
+    features = {}
+    for part in ("train", "val"):
+        loader = loader_at(data, data.splits()[part], replace(base.input.at(side), squash=data.squash))
+        found = [(net(base.placed(images)).flatten(1), labels) for images, labels in loader.batches()]
+        features[part] = tuple(torch.cat(each).numpy() for each in zip(*found, strict=True))
+    (x, y), (seen, truths) = features["train"], features["val"]
+    shift, scale = x.mean(0), x.std(0) + 1e-6
+    fitted = [LogisticRegression(C=c, max_iter=200).fit((x - shift) / scale, y) for c in (0.001, 0.01, 0.1, 1)]
+    best = max(fitted, key=lambda model: model.score((seen - shift) / scale, truths))
+    head = nn.Linear(x.shape[1], len(data.classes))
+    weight = torch.from_numpy(best.coef_ / scale).float()
+    bias = torch.from_numpy(best.intercept_).float() - weight @ torch.from_numpy(shift)
+    if len(best.coef_) == 1:  # of two classes the second's is given
+        weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
+    head.load_state_dict({"weight": weight, "bias": bias})
+
+    def predict(images: Tensor) -> Tensor:
+        logits: Tensor = head(net(base.placed(images)).flatten(1))
+        return logits
+
+    return predict, {"side": side, "test_side": side, "bytes": sum(p.nbytes for p in head.parameters())}
+
+
+def regression_side(base: pm.Base, data: DomainData, seconds: float) -> int:
+    """The largest side at which one pass takes at most a third of the time, by one timed batch each."""
+    images = len(data.train) + len(data.val)
+    best = 64
+    for side in (96, 128, 160, 192, 224):
+        batch = torch.randn(32, 3, side, side)
+        began = time.perf_counter()
+        base.net(batch)
+        if images * (time.perf_counter() - began) / 32 > seconds / 3:
+            break
+        best = side
+    return best
+
+
+def by_loop(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int) -> tuple[Predict, Result]:
+    """A plain loop over timm's network with a new classifier, or over PEFT's LoRA of it."""
+    began = time.perf_counter()
+    net, head, body = timm_network(way, base, len(data.classes))
+    rate = RATES[way]
+    optimiser = torch.optim.Adam([{"params": body, "lr": rate}, {"params": head, "lr": HEAD_RATE}])
+    rates = [group["lr"] for group in optimiser.param_groups]
+    sides = sides_for(base, method_by(QUICK, "classifier-only"), data)
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        net.train()
+        loss = cross_entropy(net(images.contiguous(memory_format=torch.channels_last)), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    start = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    pace = pace_of(step, sides, len(data.classes))
+    net.load_state_dict(start)
+    optimiser.state.clear()
+    left = 60 * minutes - seconds_to_read(data, base) - (time.perf_counter() - began)
+    plan = plan_for(QUICK, pace, sides, len(data.train), len(data.val), left).recipe
+    train = make_loaders(data, base.input, plan, seed=seed).train
+    steps, done = plan.epochs * len(train), 0
+    for epoch in range(plan.epochs):
+        for images, labels in train.batches(epoch):
+            warm = min(1.0, done / len(train)) if plan.epochs > 1 else 1.0
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = rate * warm * 0.5 * (1 + math.cos(math.pi * done / steps))
+            step(images, labels)
+            done += 1
+    net.eval()
+    assert plan.side is not None
+    on_val = {side: accuracy(net, loader_at(data, data.val, base.input.at(side))) for side in test_sides(plan.side)}
+    test_side = max(on_val, key=lambda side: (on_val[side], -side))
+    learned = sum(p.nbytes for p in (*body, *head)) + sum(b.nbytes for b in net.buffers())
+    return net, {"epochs": plan.epochs, "side": plan.side, "test_side": test_side, "bytes": learned}
+
+
+def timm_network(way: str, base: pm.Base, classes: int) -> tuple[nn.Module, list[nn.Parameter], list[nn.Parameter]]:
+    """The base's network in timm's hands; parameters of its head, and those of the rest that learn."""
+    import timm
+
+    net = timm.create_model(TIMM, num_classes=classes)
+    missing = net.load_state_dict(base.net.state_dict(), strict=False).missing_keys
+    if set(missing) != {"classifier.weight", "classifier.bias"}:
+        raise SystemExit(f"timm's {TIMM} is not the base's network; it misses {missing[:3]}")
+    net = net.to(memory_format=torch.channels_last)
+    if way == "LoRA":
+        from peft import LoraConfig, get_peft_model
+
+        layers = [n for n, m in net.named_modules() if isinstance(m, nn.Conv2d) and m.groups == 1]
+        net = get_peft_model(net, LoraConfig(r=8, target_modules=layers, modules_to_save=["classifier"]))
+    head = [p for name, p in net.named_parameters() if "classifier" in name and p.requires_grad]
+    ids = {id(p) for p in head}
+    return net, head, [p for p in net.parameters() if p.requires_grad and id(p) not in ids]
+
+
+def pace_of(step: Callable[[Tensor, Tensor], None], sides: list[int], classes: int) -> Pace:
+    """What an image costs in this loop, by three timed steps at two sides."""
+    small, large = sides[0], sides[len(sides) // 2]
+    per_image = {}
+    for side in (small, large):
+        images, labels = torch.randn(QUICK.batch_size, 3, side, side), torch.arange(QUICK.batch_size) % classes
+        seconds = []
+        for _ in range(4):
+            began = time.perf_counter()
+            step(images, labels)
+            seconds.append(time.perf_counter() - began)
+        per_image[side] = median(seconds[1:]) / len(images)
+    by_area = max(0.0, (per_image[large] - per_image[small]) / (large**2 - small**2))
+    return Pace(max(0.0, per_image[small] - by_area * small**2), by_area)
+
+
+def test_sides(side: int) -> list[int]:
+    """The sides at test that polymask tries too."""
+    return sorted({8 * round(factor * side / 8) for factor in TRIED})
+
+
+@torch.no_grad()
+def accuracy(predict: Predict, batches: Any) -> float:
+    """Percent of the images that are classified right."""
+    right = [(predict(images).argmax(1) == labels).float() for images, labels in batches.batches()]
+    return round(100 * float(torch.cat(right).mean()), 2)
+
+
+HOW: dict[str, Callable[[pm.Base, DomainData, float, int], tuple[Predict, Result]]] = {
+    "polymask": by_polymask,
+    "regression": by_regression,
+    "fine-tuning": partial(by_loop, "fine-tuning"),
+    "LoRA": partial(by_loop, "LoRA"),
+}
+
+
+def table(runs: list[Result]) -> str:
+    """A row for each way: its mean over domains for each number of minutes, then every domain."""
+    minutes = sorted({run["minutes"] for run in runs})
+    domains = list(dict.fromkeys(run["domain"] for run in runs))
+    found = {(run["way"], run["domain"], run["minutes"]): run for run in runs}
+    heads = ["", *(f"{m:g} min" for m in minutes), *(f"{d}, {m:g} min" for d in domains for m in minutes), "MB"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for way in dict.fromkeys(run["way"] for run in runs):
+        cells = []
+        for m in minutes:
+            values = [found[way, d, m]["test"] for d in domains if (way, d, m) in found]
+            cells.append(f"**{mean(values):.1f}**" if len(values) == len(domains) else "–")
+        cells += [f"{found[way, d, m]['test']:.1f}" if (way, d, m) in found else "–" for d in domains for m in minutes]
+        cells.append(f"{mean(run['bytes'] for run in runs if run['way'] == way) / 1e6:.2f}")
+        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(runs: list[Result], file: Path) -> None:
+    """Accuracy against minutes: the mean over domains, and every domain."""
+    from matplotlib import pyplot as plt
+
+    domains = list(dict.fromkeys(run["domain"] for run in runs))
+    figure, axes = plt.subplots(1, len(domains) + 1, figsize=(2.6 * (len(domains) + 1), 3.1), layout="constrained")
+    for place, title in enumerate(["mean", *domains]):
+        mine = [run for run in runs if title in ("mean", run["domain"])]
+        for way in dict.fromkeys(run["way"] for run in mine):
+            by_minutes: dict[float, list[float]] = {}
+            for run in mine:
+                if run["way"] == way:
+                    by_minutes.setdefault(run["minutes"], []).append(run["test"])
+            points = sorted((m, mean(values)) for m, values in by_minutes.items())
+            axes[place].plot(*zip(*points, strict=True), marker="o", ms=4, color=COLOURS[way], label=way)
+        axes[place].set(xscale="log", title=title, xlabel="minutes")
+        axes[place].set_xticks(
+            sorted({run["minutes"] for run in mine}), [f"{m:g}" for m in sorted({r["minutes"] for r in mine})]
+        )
+        axes[place].minorticks_off()
+    axes[0].set_ylabel("test accuracy, %")
+    axes[0].legend(fontsize=8)
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    main()
