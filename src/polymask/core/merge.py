@@ -61,6 +61,7 @@ class WorkingNetwork:
         self._places = _places_of_tensors(self._net)
         self._memory: dict[str, nn.Parameter] = {}
         self._changed: set[str] = set()
+        self._holds_domain = False  # all that is not in its own memory is the domain's, to the tensor
 
     def switch(self, domain: "Domain") -> nn.Module:
         """The network with a domain's weights, norms and head."""
@@ -74,6 +75,19 @@ class WorkingNetwork:
         for name, tensor in tensors.items():
             self._put(name, tensor)
         self._changed = set(tensors)
+        own = {tensor.data_ptr() for _, tensor in named_tensors(domain)}
+        self._holds_domain = all(t.data_ptr() in own for name, t in tensors.items() if name not in self._memory)
+        return _with_head(self._net, self.base, domain.head or nn.Identity())
+
+    def rewrite(self, domain: "Domain") -> nn.Module:
+        """The network once more for the domain that it was last switched to, whose tensors have been written to since.
+
+        It has the same tensors still, and perhaps another head.
+        """
+        if not self._holds_domain:
+            return self.switch(domain)
+        with torch.no_grad():
+            self.write(domain)
         return _with_head(self._net, self.base, domain.head or nn.Identity())
 
     def has_room_for(self, domain: "Domain") -> bool:

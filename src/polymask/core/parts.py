@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from polymask.core.bits import Bits
-from polymask.core.network import named_tensors, put_tensors
+from polymask.core.network import put_tensors
 from polymask.core.survey import Norm, Site, learned_type
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Part(nn.Module):
     stored_names: ClassVar[Mapping[str, str]] = {}  # of tensors that are stored under another name
     beside: ClassVar[tuple[str, ...]] = ()  # stored tensors that domains share: kept once, beside their packs
     learns_weights: ClassVar[bool] = False  # whole weights, which want smaller steps than scores
+    # In its stored form it is what its stored tensors say at any time: others may be written to their memory.
+    refillable: ClassVar[bool] = False
 
     def component(self, name: str) -> str:
         """What the stored tensor `name` counts as: by default as weights, or as a norm's statistics."""
@@ -270,7 +272,10 @@ class NormPlaces:
 
     def in_layer(self, base: "Base", own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the layer runs with, by names in the network; `own` has those in the layer."""
-        tensors = {self.names[n]: t.to(self.type(base, n)) for n, t in own.items()}
+        tensors = {}
+        for name, tensor in own.items():
+            dtype = self.type(base, name)
+            tensors[self.names[name]] = tensor if tensor.dtype == dtype else tensor.to(dtype)
         for name in self.widened if own else ():
             theirs, dtype = base.tensor(self.names[name]), self.type(base, name)
             if theirs.dtype != dtype:
@@ -280,6 +285,8 @@ class NormPlaces:
 
 class OwnNorm(Part):
     """One norm layer's own scale and shift (parameters) and statistics (buffers)."""
+
+    refillable: ClassVar[bool] = True
 
     def __init__(self, base: "Base", norm: Norm, policy: NormPolicy) -> None:
         super().__init__()
@@ -296,7 +303,8 @@ class OwnNorm(Part):
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by their names inside the norm layer."""
-        return dict(named_tensors(self))
+        own = [*self._parameters.items(), *self._buffers.items()]  # going through all modules takes its time
+        return {name: tensor for name, tensor in own if tensor is not None}
 
     def in_layer(self, base: "Base") -> dict[str, Tensor]:
         """What the layer runs with, by names in the network."""

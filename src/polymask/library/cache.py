@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,8 +17,26 @@ from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.merge import WorkingNetwork
 from polymask.core.network import named_tensors
+from polymask.pack.format import inspect
+from polymask.pack.mould import Kind, Mould, kind_of, poured
 
 Network = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where a cold domain comes from: a pack, which may be read into a mould of its kind."""
+
+    kind: Kind
+    load: Callable[[Mould | None], Mould]
+
+    @classmethod
+    def of(cls, path: Path, base: Base) -> "Source":
+        """A pack for a base."""
+        return cls(kind_of(inspect(path).manifest), partial(poured, path, base))
+
+
+Origin = Domain | Source | Callable[[], Domain]
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,7 @@ class _Entry:
     network: Network
     bytes: int
     working: WorkingNetwork | None  # whose network it is; None where nothing was merged
+    mould: Mould | None = None  # whose domain it is, where the next one can be written into it
     users: int = 0
 
 
@@ -52,7 +72,8 @@ class MergedCache:
     Any number of threads may call it. An entry costs the bytes of its tensors that are not the
     base's own; one that costs more than the whole budget is given out but not kept. A network is
     never changed while it is used, so memory may exceed the budget by what is in use. Where it is
-    full, a new network takes over modules and memory of the one that has to go.
+    full, a new network takes over modules and memory of the one that has to go; one that is read from
+    a pack of the same kind is just written into it.
 
     `lock` is held while the base's own modules are copied or run: give the one that guards them
     elsewhere, if there is one.
@@ -68,11 +89,12 @@ class MergedCache:
         self._last = 0  # bytes of the last one kept: what another will cost, more or less
 
     @contextmanager
-    def use(self, name: str, domain: Domain | Callable[[], Domain]) -> Iterator[Network]:
+    def use(self, name: str, domain: Origin) -> Iterator[Network]:
         """What runs the domain: its merged network, or itself if it cannot be merged.
 
-        `domain` may be a function that gives it, called only if the network is cold. Threads that ask for the same
-        cold name wait for one merge, and share its failure if it fails. What is given is good within the `with` only.
+        `domain` may be a source or a function that gives it, asked only if the network is cold. Threads that ask for
+        the same cold name wait for one merge, and share its failure if it fails. What is given is good within the
+        `with` only.
         """
         entry = self._take(name, domain)
         try:
@@ -103,7 +125,7 @@ class MergedCache:
         with self._lock:
             return CacheStats(self._hits, self._misses, self._evictions, self._bytes)
 
-    def _take(self, name: str, domain: Domain | Callable[[], Domain]) -> _Entry:
+    def _take(self, name: str, domain: Origin) -> _Entry:
         """The entry of a domain, with one user more."""
         with self._lock:
             entry = self._entries.get(name)
@@ -121,9 +143,12 @@ class MergedCache:
                 mine = self._merging[name] = _Merge(Future())
         return self._merge(name, domain, mine) if merge is None else merge.done.result()
 
-    def _merge(self, name: str, domain: Domain | Callable[[], Domain], mine: _Merge) -> _Entry:
+    def _merge(self, name: str, domain: Origin, mine: _Merge) -> _Entry:
         try:
-            entry = self._made(domain if isinstance(domain, Domain) else domain())
+            if isinstance(domain, Source):
+                entry = self._poured(domain)
+            else:
+                entry = self._made(domain if isinstance(domain, Domain) else domain())
         except BaseException as error:
             with self._lock:
                 if self._merging.get(name) is mine:
@@ -143,22 +168,37 @@ class MergedCache:
             run = partial(_run_alone, self._base_lock, partial(domain.frozen(), self.base))
             stored = domain.stored().values()
             return _Entry(run, self._cost(t.words if isinstance(t, Bits) else t for t in stored), None)
-        working = self._reclaimed(domain)
+        old = self._reclaimed(lambda entry: bool(entry.working and entry.working.has_room_for(domain)))
+        working = None if old is None else old.working
         with self._base_lock:
             working = working or WorkingNetwork(self.base)
             net = working.switch(domain)
         return _Entry(net, self._cost(tensor for _, tensor in named_tensors(net)), working)
 
-    def _reclaimed(self, domain: Domain) -> WorkingNetwork | None:
-        """What a network that has to go can give to this domain's, where nobody uses it."""
+    def _poured(self, source: Source) -> _Entry:
+        """From a pack; into the network of one of its kind that has to go, where there is one."""
+        old = self._reclaimed(lambda entry: entry.mould is not None and entry.mould.kind == source.kind)
+        without_head = 0 if old is None or old.mould is None else old.bytes - _head_bytes(old.mould.domain)
+        mould = source.load(None if old is None else old.mould)
+        if old is None or mould is not old.mould or old.working is None:
+            entry = self._made(mould.domain)
+            if mould.fills and entry.working is not None:
+                entry.mould, entry.bytes = mould, entry.bytes + mould.mask_bytes
+            return entry
+        with self._base_lock:
+            net = old.working.rewrite(mould.domain)
+        return _Entry(net, without_head + _head_bytes(mould.domain), old.working, mould)
+
+    def _reclaimed(self, fits: Callable[[_Entry], bool]) -> _Entry | None:
+        """An entry that has to go for the next one, that nobody uses, and that has something to give to it."""
         with self._lock:
             if self._bytes + self._last <= self.budget_bytes:
                 return None
             for name, entry in self._entries.items():
-                if not entry.users and entry.working and entry.working.has_room_for(domain):
+                if not entry.users and fits(entry):
                     self._remove(name)
                     self._evictions += 1
-                    return entry.working
+                    return entry
         return None
 
     def _keep(self, name: str, entry: _Entry) -> None:
@@ -180,6 +220,10 @@ class MergedCache:
         shared = {_storage(tensor)[0] for m in modules for _, tensor in named_tensors(m)}
         sizes = dict(_storage(tensor) for tensor in own)
         return sum(size for place, size in sizes.items() if place not in shared)
+
+
+def _head_bytes(domain: Domain) -> int:
+    return 0 if domain.head is None else sum(p.nbytes for p in domain.head.parameters())
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

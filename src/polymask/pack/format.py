@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 _HEADER_LIMIT = 8 << 20  # bytes
+Stamp = tuple[int, int, int, int, int]  # device, inode, bytes, times of the last changes of content and state in ns
+_INTACT: dict[Stamp, None] = {}  # files whose sha256 is known to be right, the oldest first
+_REMEMBERED, _SETTLED = 1 << 16, 2 * 10**9  # stamps; ns
 _LAYOUT = "layout"  # the member of a manifest of format 4 that says what is where in its streams
 
 TARGET = "target"  # the note in `recipe` that says what a head's outputs mean, from format 2 on
@@ -139,16 +143,21 @@ def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, An
 
     try:
         _check_file(Path(path))
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            state = os.fstat(file.fileno())
+            data = file.read()
     except OSError as error:
         raise PackError(f"{path} cannot be read: {error.strerror}") from error
+    stamp = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
     manifest, content, _ = _parse(path, data, len(data))
     try:
         entries = dict(deserialize(data))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise PackError(f"{path} is damaged: {error}; copy it again") from error
-    if manifest.sha256 != _sha256(content, {n: (e["dtype"], e["shape"], e["data"]) for n, e in entries.items()}):
-        raise PackError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it again")
+    if stamp not in _INTACT:
+        if manifest.sha256 != _sha256(content, {n: (e["dtype"], e["shape"], e["data"]) for n, e in entries.items()}):
+            raise PackError(f"{path} is damaged: its sha256 is not the one it was saved with; copy it again")
+        _remember(stamp)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, entry in entries.items():
         if entry["dtype"] not in TYPES:
@@ -167,6 +176,17 @@ def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, An
             raise PackError(f"{path}: the bits of {name!r} must be a row of bytes")
         tensors[name] = BitArray(tuple(how["shape"]), how["codec"], arrays[name].tobytes())
     return manifest, tensors
+
+
+def _remember(stamp: Stamp) -> None:
+    """Check the sha256 of a file once, as long as it is the same by its stamp.
+
+    The clock of a file system ticks slowly: of a file that changed a moment ago, another version may have that stamp.
+    """
+    if time.time_ns() - max(stamp[-2:]) > _SETTLED:
+        while len(_INTACT) >= _REMEMBERED:
+            _INTACT.pop(next(iter(_INTACT)), None)
+        _INTACT[stamp] = None
 
 
 def inspect(path: str | Path) -> PackInfo:

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from polymask.core.input import InputSpec
 from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.core.target import CLASSES, Target, read_target
-from polymask.core.unknown import read_judgement, unknown_skeleton
+from polymask.core.unknown import Unknown, read_judgement, unknown_skeleton
 from polymask.errors import PackError, PackWarning, PolymaskError
 from polymask.pack.codec import BitArray
 from polymask.pack.format import SHARED, TARGET, UNKNOWN, Manifest, read_pack, write_pack
@@ -94,36 +95,108 @@ def load_domain(path: str | Path, base: Base) -> Domain:
         >>> pm.load_domain("pets.safetensors", base).classes
         ['cat', 'dog']
     """
-    path = local_pack(path)
-    manifest, tensors = read_pack(path)
-    if manifest.fingerprint != base.fingerprint:
-        raise PackError(
-            f"{path} was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
-            f"this base is {base.name} ({base.fingerprint[:12]}…); load the base that it was "
-            "trained on, or retrain"
-        )
-    try:
-        method = create_method(manifest.method, **_current(manifest.method, manifest.options))
-        # The sites are the pack's own: which ones the base was loaded with does not matter.
-        used = {name.split("/")[1] for name in tensors if name.startswith("transform/")}
-        sites = {name: site for name, site in base.all_sites.items() if name in used}
-        domain = skeleton(base, method, manifest.classes, sites)
-        domain.input = InputSpec(**manifest.input)
-        domain.target = target_of(manifest)
-        if (judgement := read_judgement(manifest.unknown)) is not None:
-            shapes = {name.removeprefix("unknown/"): tuple(t.shape) for name, t in tensors.items()}
-            classes = len(manifest.classes or []) if domain.target == CLASSES else 0
-            domain.unknown = unknown_skeleton(judgement, shapes, base.feature_dim, classes)
-    except (PolymaskError, TypeError) as error:
-        raise PackError(f"{path}: {error}") from error
-    kept_apart = (RESPONSE, TARGET, SHARED, UNKNOWN)[: manifest.format]
-    domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
-    domain.metrics = manifest.metrics
-    domain.base_response = _checked_response(path, base, manifest.recipe.get(RESPONSE))
-    stored = _checked(path, domain, tensors, widen=manifest.format > 3 or base.dtype == torch.float16)
-    if manifest.beside is not None:
-        stored |= _shared_by(path, domain, manifest)
-    return domain.restore(stored).to(base.device)
+    return OpenPack.read(path, base).domain()
+
+
+@dataclass(frozen=True, eq=False)
+class OpenPack:
+    """A pack that was read and is intact, for the base that it was made for."""
+
+    path: Path
+    base: Base
+    manifest: Manifest
+    tensors: Mapping[str, Array]
+
+    @classmethod
+    def read(cls, path: str | Path, base: Base) -> "OpenPack":
+        """Read a pack; raise unless it is for this base."""
+        path = local_pack(path)
+        manifest, tensors = read_pack(path)
+        if manifest.fingerprint != base.fingerprint:
+            raise PackError(
+                f"{path} was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
+                f"this base is {base.name} ({base.fingerprint[:12]}…); load the base that it was "
+                "trained on, or retrain"
+            )
+        return cls(path, base, manifest, tensors)
+
+    def domain(self) -> Domain:
+        """Its domain, once everything in it is known to be what the method needs on this base."""
+        path, base, manifest = self.path, self.base, self.manifest
+        try:
+            method = create_method(manifest.method, **_current(manifest.method, manifest.options))
+            # The sites are the pack's own: which ones the base was loaded with does not matter.
+            used = {name.split("/")[1] for name in self.tensors if name.startswith("transform/")}
+            sites = {name: site for name, site in base.all_sites.items() if name in used}
+            domain = skeleton(base, method, manifest.classes, sites)
+        except (PolymaskError, TypeError) as error:
+            raise PackError(f"{path}: {error}") from error
+        self.tell(domain)
+        domain.unknown = self.unknown()
+        stored = self.checked(domain.stored(), domain.beside())
+        if manifest.beside is not None:
+            stored |= _shared_by(path, domain, manifest)
+        return domain.restore(stored).to(base.device)
+
+    def unknown(self) -> Unknown | None:
+        """What tells unknown images, without memory yet; None where the pack has no rule for them."""
+        manifest = self.manifest
+        try:
+            if (judgement := read_judgement(manifest.unknown)) is None:
+                return None
+            shapes = {name.removeprefix("unknown/"): tuple(t.shape) for name, t in self.tensors.items()}
+            classes = len(manifest.classes or []) if target_of(manifest) == CLASSES else 0
+            return unknown_skeleton(judgement, shapes, self.base.feature_dim, classes)
+        except (PolymaskError, TypeError) as error:
+            raise PackError(f"{self.path}: {error}") from error
+
+    def tell(self, domain: Domain) -> None:
+        """Give a domain what the manifest says beside its tensors; raise where that makes no sense."""
+        manifest = self.manifest
+        try:
+            spec, target = InputSpec(**manifest.input), target_of(manifest)
+        except (PolymaskError, TypeError) as error:
+            raise PackError(f"{self.path}: {error}") from error
+        response = _checked_response(self.path, self.base, manifest.recipe.get(RESPONSE))
+        domain.input, domain.target, domain.base_response = spec, target, response
+        domain.metrics = manifest.metrics
+        kept_apart = (RESPONSE, TARGET, SHARED, UNKNOWN)[: manifest.format]
+        domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
+
+    def checked(self, expected: Mapping[str, Stored], elsewhere: Container[str] = ()) -> dict[str, Stored]:
+        """The tensors, once each is known to be what is expected of it; those that are elsewhere are not looked for.
+
+        Halves are widened to what is in 32 bits: format 4 keeps in 16 what fits, and bases in halves once learned so.
+        """
+        path, found = self.path, self.tensors
+        widen = self.manifest.format > 3 or self.base.dtype == torch.float16
+        expected = {name: tensor for name, tensor in expected.items() if name not in elsewhere}
+        if expected.keys() != found.keys():
+            odd = sorted(expected.keys() ^ found.keys())
+            more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+            raise PackError(
+                f"{path} does not fit its method on this base: it lacks or does not know {', '.join(odd[:3])}{more}"
+            )
+        stored: dict[str, Stored] = {}
+        for name, want in expected.items():
+            got = found[name]
+            if isinstance(want, Bits) != isinstance(got, BitArray) or tuple(want.shape) != got.shape:
+                raise PackError(f"{path}: {name} has shape {got.shape}, not {tuple(want.shape)} ")
+            if isinstance(got, BitArray):
+                try:
+                    stored[name] = Bits.from_bytes(got.decoded(), got.shape)
+                except ValueError as error:
+                    raise PackError(f"{path}: {name}: {error}") from error
+                continue
+            assert isinstance(want, torch.Tensor)
+            if widen and got.dtype == np.float16 and want.dtype == torch.float32:
+                got = got.astype(np.float32)
+            if str(got.dtype) != str(want.dtype).removeprefix("torch."):
+                raise PackError(f"{path}: {name} has type {got.dtype}, not {want.dtype}")
+            if not np.isfinite(got).all():
+                raise PackError(f"{path}: {name} holds values that are not finite")
+            stored[name] = torch.from_numpy(got.copy())
+        return stored
 
 
 def _shared_by(path: Path, domain: Domain, manifest: Manifest) -> dict[str, Stored]:
@@ -173,38 +246,3 @@ def _current(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """A pack's options as its method has them now: without retired ones, and with newer ones."""
     known = create_method(method)
     return {**known.unnamed, **{name: value for name, value in options.items() if name not in known.retired}}
-
-
-def _checked(path: Path, domain: Domain, found: Mapping[str, Array], *, widen: bool) -> dict[str, Stored]:
-    """The tensors of a pack, once each is known to be what the domain expects.
-
-    `widen` turns halves into what is in 32 bits: format 4 keeps in 16 what fits, and halves once learned in halves.
-    """
-    beside = domain.beside()
-    expected = {name: tensor for name, tensor in domain.stored().items() if name not in beside}
-    if expected.keys() != found.keys():
-        odd = sorted(expected.keys() ^ found.keys())
-        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-        raise PackError(
-            f"{path} does not fit its method on this base: it lacks or does not know {', '.join(odd[:3])}{more}"
-        )
-    stored: dict[str, Stored] = {}
-    for name, want in expected.items():
-        got = found[name]
-        if isinstance(want, Bits) != isinstance(got, BitArray) or tuple(want.shape) != got.shape:
-            raise PackError(f"{path}: {name} has shape {got.shape}, not {tuple(want.shape)} ")
-        if isinstance(got, BitArray):
-            try:
-                stored[name] = Bits.from_bytes(got.decoded(), got.shape)
-            except ValueError as error:
-                raise PackError(f"{path}: {name}: {error}") from error
-            continue
-        assert isinstance(want, torch.Tensor)
-        if widen and got.dtype == np.float16 and want.dtype == torch.float32:
-            got = got.astype(np.float32)
-        if str(got.dtype) != str(want.dtype).removeprefix("torch."):
-            raise PackError(f"{path}: {name} has type {got.dtype}, not {want.dtype}")
-        if not np.isfinite(got).all():
-            raise PackError(f"{path}: {name} holds values that are not finite")
-        stored[name] = torch.from_numpy(got.copy())
-    return stored

@@ -31,7 +31,7 @@ from polymask.core.merge import give_back_freed_memory
 from polymask.core.network import structural_copy, tensor_of
 from polymask.core.unknown import split_score
 from polymask.data.preprocess import Preprocess
-from polymask.library.cache import MergedCache
+from polymask.library.cache import MergedCache, Source
 from polymask.serve.batcher import Batcher, Observe, observe_nothing
 from polymask.serve.decoding import Bounds, Decoders
 from polymask.serve.library import Entry, Library, PackReplaced
@@ -253,7 +253,8 @@ class Engine:
         images = self.base.placed(preprocess_of(target.input).batch(crops))
         if isinstance(target, Features):
             return tensor_of(target.net(images)).cpu()
-        with self.cache.use(target.key, partial(self.library.load, target)) as net:
+        source = Source(target.kind, partial(self.library.load, target))
+        with self.cache.use(target.key, source) as net:
             found = logits(net, images).cpu()
         merged = self.cache.stats.misses
         if merged - self._tidied >= _MERGED:

@@ -20,7 +20,6 @@ from pathlib import Path
 from torch import Tensor
 
 from polymask.core.base import Base
-from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, read_judgement
@@ -28,6 +27,7 @@ from polymask.data.cache import short_side
 from polymask.errors import DomainError, PackError, PolymaskError
 from polymask.files import SUFFIX, check_name
 from polymask.pack.format import PackInfo, inspect
+from polymask.pack.mould import Kind, Mould, kind_of, poured
 from polymask.pack.storing import load_domain, target_of
 from polymask.serve.settings import Refusal, ServeError, no_domain
 from polymask.train.predict import NOTE, read_likeness
@@ -57,6 +57,10 @@ class Entry:
     def key(self) -> str:
         """The name of exactly this version."""
         return f"{self.name}@{'.'.join(map(str, self.stamp))}"
+
+    @cached_property
+    def kind(self) -> Kind:
+        return kind_of(self.info.manifest)
 
     @cached_property
     def classes(self) -> list[str]:
@@ -142,13 +146,13 @@ class Library:
             unfit = {name: reason for name, (_, reason) in self._rejected.items()}
         return dict(sorted((unfit | self._misnamed).items()))
 
-    def load(self, entry: Entry) -> Domain:
-        """The domain of a pack, everything checked, with scores for unknown images where it has a rule for them.
+    def load(self, entry: Entry, mould: Mould | None = None) -> Mould:
+        """A pack, everything checked, in a mould that may be this one; with scores where it tells unknown images.
 
         Raises if the file was replaced meanwhile.
         """
         try:
-            domain = load_domain(entry.path, self.base).scored()
+            found = poured(entry.path, self.base, mould)
         except PackError as error:
             if _stamp(entry.path) != entry.stamp:
                 raise PackReplaced(f"{entry.name} was replaced") from error
@@ -157,7 +161,7 @@ class Library:
             raise Refusal(409, f"the pack of {entry.name} cannot be served: {reason}") from error
         if _stamp(entry.path) != entry.stamp:
             raise PackReplaced(f"{entry.name} was replaced")
-        return domain
+        return found
 
     def reject(self, name: str, stamp: Stamp, reason: str) -> None:
         """Stop serving this version of a domain."""

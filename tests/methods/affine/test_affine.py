@@ -12,6 +12,7 @@ from torch import nn
 import polymask as pm
 from nets import SPEC, batch, tiny_base, tiny_net, trained
 from polymask.core.bits import Bits, binarize
+from polymask.methods.affine import formula
 from polymask.methods.affine.formula import AffineMask, affine
 from polymask.methods.affine.method import ABLATION, PRESETS, Affine
 
@@ -322,3 +323,16 @@ def test_scalars_in_units_of_the_spread_move_by_it_and_are_stored_as_before(fuse
     loaded = pm.load_domain(tmp_path / "scaled.safetensors", base)
     assert torch.equal(loaded(base, images), scaled(base, images))
     assert {t.unit for _, t in loaded.named_transforms()} == {1.0}
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 33, 1000, 4099])
+def test_weights_by_tables_are_those_of_the_formula_to_the_bit(count, monkeypatch):
+    monkeypatch.setattr(formula, "BLOCK", 512)
+    generator = torch.Generator().manual_seed(count)
+    W, ks = torch.randn(count, generator=generator), [[1.0, 0.0, 0.0, 0.0], [0.7, -0.01, 0.3, -1.1]]
+    mask = torch.rand(count, generator=generator) < 0.6
+    tables = formula.Tables(ks)
+    for site, scalars in enumerate(ks):
+        out = torch.full((count,), torch.nan)
+        tables.write(site, W, Bits.of(mask).words, out)
+        assert torch.equal(out, formula.affine(W, mask, *map(torch.tensor, scalars)))

@@ -23,11 +23,13 @@ The choice of kernels is one setting for the whole process, since it is about th
 
 import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -92,6 +94,55 @@ def from_words(W: Tensor, words: Tensor, ks: Sequence[Tensor], out: Tensor) -> N
         M.copy_(found[begin : begin + w.numel()].view(w.shape))
         _map(w, M, k, target)
         done += w.numel()
+
+
+_EIGHT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float32)
+
+
+class _Scratch(threading.local):
+    """Memory of each thread for what is between a table and W~; made once, since fresh pages take long to clear."""
+
+    def __init__(self) -> None:
+        self.places, self.shifts = np.empty(BLOCK // 8, np.intp), np.empty((BLOCK // 8, 8), np.float32)
+
+
+_scratch = _Scratch()
+
+
+class Tables:
+    """W~ of packed masks for several sites, each with one set of scalars, in single precision on the CPU.
+
+    An octet of a mask stands for eight scales k0 + k3 M and eight shifts k1 + k2 M, and a site's two tables have them
+    for all 256. So bits become numbers without ever being bits one by one. Each step rounds as `affine` does.
+    """
+
+    def __init__(self, scalars: Sequence[Sequence[float]]) -> None:
+        K = np.array(scalars, np.float32).reshape(-1, 4, 1, 1)
+        with np.errstate(all="ignore"):
+            self.scales, self.shifts = (K[:, i] + K[:, j] * _EIGHT for i, j in ((0, 3), (1, 2)))
+
+    def write(self, site: int, W: Tensor, words: Tensor, out: Tensor) -> None:
+        """W~ of one of the sites, in memory that is there already."""
+        scale, shift = self.scales[site], self.shifts[site]
+        weights, target = W.detach().view(-1).numpy(), out.detach().view(-1).numpy()
+        octets, whole = words.numpy().view(np.uint8), len(weights) // 8
+        rows, made = weights[: 8 * whole].reshape(-1, 8), target[: 8 * whole].reshape(-1, 8)
+        with np.errstate(all="ignore"):
+            for begin in range(0, whole, BLOCK // 8):
+                into, w = made[begin : begin + BLOCK // 8], rows[begin : begin + BLOCK // 8]
+                places, shifts = _scratch.places[: len(w)], _scratch.shifts[: len(w)]
+                places[:] = octets[begin : begin + len(w)]
+                np.multiply(scale.take(places, 0, into, "clip"), w, into)
+                np.add(into, shift.take(places, 0, shifts, "clip"), into)
+            if left := len(weights) - 8 * whole:
+                row = octets[whole]
+                target[-left:] = scale[row, :left] * weights[-left:] + shift[row, :left]
+
+    @staticmethod
+    def suit(*tensors: Tensor) -> bool:
+        """Whether weights and memory for W~ are of the kind that tables are for."""
+        plain = all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+        return plain and not torch.compiler.is_compiling()
 
 
 def _map(W: Tensor, M: Tensor, ks: Sequence[Tensor], out: Tensor) -> None:

@@ -24,7 +24,14 @@ from polymask.core.parts import MaskTransform, NormPolicy, Stored
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.methods.affine.compiled import fused_weights
-from polymask.methods.affine.formula import AffineMask, Matrices, affine, compiled_kernels, from_words
+from polymask.methods.affine.formula import (
+    AffineMask,
+    Matrices,
+    Tables,
+    affine,
+    compiled_kernels,
+    from_words,
+)
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -101,11 +108,18 @@ class Affine(Method):
         return replace(self, scores=(self.threshold + factor * low, self.threshold + factor * high))
 
     def together(self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
-        """All sites in one operation, where compiled kernels are in use."""
-        if not compiled_kernels():
-            return {}
+        """All sites in one operation, where compiled kernels are in use; by tables where masks are written from."""
         transforms = {n: cast(AffineTransform, t) for n, t in domain.named_transforms()}
-        return fused_weights(base, transforms, out)
+        if compiled_kernels():
+            return fused_weights(base, transforms, out)
+        plain = [t.scalar_count == 1 and t.scores is None for t in transforms.values()]
+        if out is None or not all(plain) or not Tables.suit(*map(base.tensor, transforms), *out.values()):
+            return {}
+        tables = Tables([t.numbers() for t in transforms.values()])
+        for site, (name, transform) in enumerate(transforms.items()):
+            if transform.words is not None:
+                tables.write(site, base.tensor(name), transform.words, out[name])
+        return {name: out[name] for name in transforms}
 
     def coefficients(self, site: Site) -> dict[str, Coefficient]:
         """The four scalars of a site, with "auto" decided."""
@@ -119,6 +133,7 @@ class AffineTransform(MaskTransform):
     """One site's scores (or, stored, its packed mask) and scalars."""
 
     components: ClassVar[Mapping[str, str]] = {"mask": "mask"} | dict.fromkeys(NAMES, "scalars")
+    refillable: ClassVar[bool] = True
 
     def __init__(self, method: Affine, site: Site) -> None:
         super().__init__()
@@ -162,6 +177,9 @@ class AffineTransform(MaskTransform):
         words = self.words
         if words is None or not self._reads_words() or not out.is_contiguous():
             return super().write(base_weight, out)
+        if self.scalar_count == 1 and Tables.suit(base_weight, out):
+            Tables([self.numbers()]).write(0, base_weight, words, out)
+            return out
         shape = Matrices(out, self.scalar_shape)
         W = shape.matrix(base_weight.detach().contiguous())
         ks = [shape.column(k, self.dtype, out.device) for k in self.coefficients()]
@@ -207,6 +225,10 @@ class AffineTransform(MaskTransform):
             return ks
         counted = {"k1", "k2"} - self.fixed.keys()
         return [k * self.unit if name in counted else k for name, k in zip(NAMES, ks, strict=True)]
+
+    def numbers(self) -> list[float]:
+        """k0…k3 of a site that has one set of them."""
+        return [k.item() if isinstance(k, Tensor) else k for k in self.coefficients()]
 
     def _reads_words(self) -> bool:
         """Whether kernels can take the packed mask: bits lie row after row, and nothing learns."""
