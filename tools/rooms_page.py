@@ -18,7 +18,7 @@ TOP = ("errors", "files")  # single modules that every room may import
 ROOMS = (  # from the top down: each imports only from those before it
     *TOP,
     *("core", "nets", "methods", "pack", "library", "data"),
-    *("train", "conversion", "benchmarks", "report", "serve", "cli"),
+    *("train", "lifelong", "conversion", "benchmarks", "report", "serve", "cli"),
 )
 CONVENIENCES = {  # what a user expects of a thing, though a room further down does it
     ("core.domain", "pack.storing"),  # domain.save
@@ -29,7 +29,7 @@ _BLOCK = re.compile(r"(<!-- rooms -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH, BOX, GAP = 720, (150, 46), 34
 COLUMN = {  # of four, where no line of the picture runs behind a box
     **{"core": 1.5, "methods": 0, "pack": 1.5, "nets": 3, "library": 1, "data": 3, "train": 2},
-    **{"conversion": 0, "benchmarks": 2.5, "report": 2.5, "serve": 1.5, "cli": 0.75},
+    **{"conversion": 0, "lifelong": 0.95, "benchmarks": 3, "report": 3, "serve": 2, "cli": 0.75},
 }
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from polymask.library.model import DomainModel, MultiDomainModel
+    from polymask.library.versions import rollback
+    from polymask.lifelong.extend import Extended, extend
     from polymask.methods.affine.formula import set_kernels
     from polymask.nets.zoo import import_torchvision, load_base
     from polymask.pack.format import inspect
@@ -70,6 +72,8 @@ _HOME = {
     "errors": "BaseError BenchmarkError DataError DomainError EngineError ExportError FileError HubError "
     "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
     "library.model": "DomainModel MultiDomainModel",
+    "library.versions": "rollback",
+    "lifelong.extend": "extend Extended",
     "methods.affine.formula": "set_kernels",
     "nets.zoo": "import_torchvision load_base",
     "pack.format": "inspect",

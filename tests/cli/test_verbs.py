@@ -320,3 +320,41 @@ def test_calibrate_refuses_images_that_cannot_calibrate_in_one_line(room, capsys
         assert main(["calibrate", "shapes", *words]) == 1
         assert problem in capsys.readouterr().err.strip().splitlines()[-1]
     assert (room / "library" / "shapes.safetensors").read_bytes() == before
+
+
+def test_extend_adds_classes_keeps_the_version_before_and_rollback_brings_it_back(room, printed, capsys):
+    path = room / "library" / "grown.safetensors"
+    path.write_bytes((room / "library" / "shapes.safetensors").read_bytes())
+    first = path.read_bytes()
+    make_folder(room / "new", classes=2)
+    for folder in (room / "new").glob("*/class-*"):
+        folder.rename(folder.with_name(folder.name.replace("class", "new")))
+    found = printed("extend", "grown", "--data", "new")
+    assert (found["old_classes"], found["new_classes"], found["version"], found["version_before"]) == (3, 2, 2, 1)
+    assert pm.inspect(path).manifest.classes == ["class-0", "class-1", "class-2", "new-0", "new-1"]
+    image = next((room / "new").rglob("*.png"))
+    (row,) = printed("predict", "grown", image, "--top", "5")
+    assert len(row["top"]) == 5
+    (row,) = printed("predict", "grown@1", image, "--top", "5")
+    assert len(row["top"]) == 3
+    assert printed("show", "grown@1")["class_count"] == 3
+    for words, problem in [
+        (["extend", "grown", "--data", "new"], "the domain has these classes already"),
+        (["extend", "grown@1", "--data", "new"], "name the domain itself"),
+        (["rollback", "grown", "--to", "8"], "has no version 8"),
+    ]:
+        assert main(words) == 1
+        assert problem in capsys.readouterr().err.strip().splitlines()[-1]
+    assert printed("rollback", "grown")["version"] == 1
+    assert path.read_bytes() == first
+    path.unlink()
+
+
+def test_learn_keeps_exemplars_only_where_it_is_asked_to(room, capsys):
+    assert not list((room / "library").glob("shapes.exemplars"))
+    quick = ["--method", "classifier-only", "--epochs", "1", "--keep-exemplars", "2"]
+    assert main(["learn", "kept", *SMALL, *quick]) == 0
+    kept = room / "library" / "kept.exemplars"
+    assert len(load_file(kept)["labels"]) == 6
+    assert main(["learn", "kept", *SMALL, *quick[:-1], "-1", "--force"]) == 1
+    assert "--keep-exemplars -1" in capsys.readouterr().err.strip().splitlines()[-1].replace("=", " ")

@@ -2,12 +2,16 @@
 
 import concurrent.futures
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 import polymask as pm
 from nets import trained
-from serving import BASE, BYTES, LOCAL, library, make_app, pack, picture, text
+from polymask.data.images import DomainData
+from polymask.data.split import ArraySplit
+from polymask.library.versions import keep_version
+from serving import BASE, BYTES, LOCAL, expected, library, make_app, pack, picture, text
 
 
 @pytest.fixture
@@ -226,3 +230,51 @@ def test_old_leftovers_of_uploads_are_removed_at_the_start_and_young_ones_are_no
     with TestClient(make_app(folder), base_url=LOCAL):
         assert not old.exists()
         assert young.exists()
+
+
+def test_a_domain_that_was_changed_is_rolled_back_over_http(client, folder):
+    path = folder / "d0.safetensors"
+    before = pm.inspect(path).manifest.sha256
+    assert client.get("/v1/domains/d0").json()["versions"] == []
+    assert client.post("/v1/domains/d0/rollback").status_code == 409
+    keep_version(path)
+    pack(path, classes=4, seed=9)
+    assert client.get("/v1/domains").json()["domains"][0]["versions"] == [1]
+    assert len(ask(client, "d0").json()["images"][0]["top"]) == 4
+    shown = client.post("/v1/domains/d0/rollback").json()
+    assert (shown["sha256"], shown["class_count"]) == (before, 2)
+    assert len(ask(client, "d0").json()["images"][0]["top"]) == 2
+    reply = client.post("/v1/domains/d0/rollback", params={"to": 9})
+    assert (reply.status_code, str(folder) in reply.text) == (409, False)
+    assert client.post("/v1/domains/nobody/rollback").status_code == 404
+
+
+def test_while_a_domain_is_extended_and_rolled_back_every_answer_is_that_of_one_version(client, folder):
+    path = folder / "d0.safetensors"
+    domain = pm.load_domain(path, BASE)
+    known = {pm.inspect(path).manifest.sha256: expected(path, [picture()])}
+    images = DomainData("made", ("new", "newer"), *(noise_split(seed) for seed in range(3)))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = pm.extend(BASE, domain, images)
+        asked = [pool.submit(ask, client, "d0") for _ in range(30)]
+        for _ in range(3):
+            keep_version(path)
+            found.domain.save(path)
+            known[pm.inspect(path).manifest.sha256] = expected(path, [picture()])
+            asked += [pool.submit(ask, client, "d0") for _ in range(10)]
+            pm.rollback(path, 1)
+            asked += [pool.submit(ask, client, "d0") for _ in range(10)]
+        replies = [one.result() for one in asked]
+    assert len(known) == 2
+    for reply in replies:
+        assert reply.status_code == 200, reply.text
+        answer = reply.json()
+        shares = {guess["class"]: guess["probability"] for guess in answer["images"][0]["top"]}
+        wanted = known[answer["pack"]][0]
+        assert len(shares) == len(wanted)
+        assert sorted(shares.values()) == pytest.approx(sorted(wanted.tolist()), abs=1e-5)
+
+
+def noise_split(seed):
+    draw = np.random.default_rng(seed)
+    return ArraySplit("noise", draw.integers(0, 256, (12, 20, 20, 3), dtype=np.uint8), np.arange(12) % 2)

@@ -182,6 +182,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
     kernels: Literal["eager", "compiled"] | None = None
     """What computes masks; compiled is faster on large networks and needs a C++ compiler.
     The default is what POLYMASK_KERNELS says, or eager."""
+    keep_exemplars: int = 0
+    """Keep so many images of each class beside the pack, for a later `extend`."""
     report: bool = False
     """Write NAME.run/report.html beside the pack: curves, confusions, the hardest images, sizes."""
     overrides: Overrides = field(default_factory=Overrides)
@@ -247,11 +249,14 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.registry import skeleton
+        from polymask.lifelong.exemplars import check_each, choose_exemplars, write_exemplars
         from polymask.methods.affine.formula import set_kernels
         from polymask.report.learn_page import record_learning
         from polymask.train.learn import learn
         from polymask.train.state import settings_identity
 
+        if self.keep_exemplars:
+            check_each(self.keep_exemplars, data)
         if self.kernels is not None:
             set_kernels(self.kernels)
         base, method = self.open_base(self.base), self.chosen_method(recipe)
@@ -273,6 +278,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
         learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
         if self.leads:
             learned.domain.save(self.out_file())
+            if self.keep_exemplars:
+                kept = choose_exemplars(base, learned.domain, data, self.keep_exemplars)
+                write_exemplars(self.out_file(), learned.domain, *kept)
             made = self.out_file(), self.method, self.command()
             record_learning(learned, base, data, options["loaders"], *made).write(self.checkpoint.parent)
         if learned.domain.method.name != method.name:

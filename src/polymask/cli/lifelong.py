@@ -1,10 +1,10 @@
-"""Verbs that change a domain that is there already: calibrate."""
+"""Verbs that change a domain that is there already: calibrate, extend, rollback."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polymask.cli.verb import NamedPack, PackVerb, check_seed, size_text, table
+from polymask.cli.verb import NamedPack, PackVerb, check_seed, measured_text, size_text, table
 from polymask.errors import DataError, DomainError
 from polymask.files import locked
 
@@ -22,7 +22,10 @@ class ChangeVerb(NamedPack):
 
         if is_hub_name(self.pack):
             raise DomainError(f"{self.pack} is on the Hub and is not changed there; copy it into a library first")
-        return self.pack_path()
+        path = self.pack_path()
+        if path.suffix == ".version":
+            raise DomainError(f"{self.pack} is a version that was kept, and stays as it is; name the domain itself")
+        return path
 
 
 @dataclass(kw_only=True)
@@ -42,6 +45,7 @@ class CalibrateVerb(ChangeVerb, PackVerb):
         return ["PIL"]
 
     def run(self) -> dict[str, Any]:
+        from polymask.library.versions import keep_version
         from polymask.train.unknown import calibrate
 
         if self.seed is not None:
@@ -54,6 +58,7 @@ class CalibrateVerb(ChangeVerb, PackVerb):
             learned_with = domain.recipe.get("seed")
             seed = self.seed if self.seed is not None else learned_with if isinstance(learned_with, int) else 0
             found = calibrate(base, domain, self.data, rule=self.rule, accepted=self.accepted, seed=seed)
+            keep_version(path)
             domain.save(path)
         return {"pack": str(path)} | found.to_json()
 
@@ -68,3 +73,91 @@ class CalibrateVerb(ChangeVerb, PackVerb):
         ]
         console.print(table("", "", rows=rows))
         console.print(f"try: polymask predict {self.pack} IMAGE --reject --library {self.library}", style="dim")
+
+
+@dataclass(kw_only=True)
+class ExtendVerb(ChangeVerb, PackVerb):
+    """Add classes to a domain without its old images; the pack before stays as a version."""
+
+    data: str
+    """Images of the new classes alone: a folder, or another source (see the documentation of `learn`)."""
+    way: Literal["head", "norms", "mask"] = "head"
+    """What learns: head (old logits stay the same to the bit), norms too, or mask: all that the domain learned."""
+    recipe: str = "quick"
+    """How the ways norms and mask train: a recipe's name, or a .toml file."""
+    epochs: int | None = None
+    """Epochs, where they are not the recipe's."""
+    seed: int = 0
+    """Seeds the split of the data and the order of the images."""
+    limit: int | None = None
+    """The most training images to use."""
+
+    def needs(self) -> list[str]:
+        return ["PIL"]
+
+    def run(self) -> dict[str, Any]:
+        from polymask.data.load import load_data
+        from polymask.library.versions import current_version, keep_version
+        from polymask.lifelong.exemplars import exemplars_path, read_exemplars, with_exemplars_of
+        from polymask.lifelong.extend import check_extends, extend
+        from polymask.train.progress import LiveProgress
+        from polymask.train.recipe import get_recipe
+
+        check_seed(self.seed)
+        recipe = get_recipe(self.recipe, **({} if self.epochs is None else {"epochs": self.epochs}))
+        path = self.own_path()
+        with locked(path):
+            data = load_data(self.data, seed=self.seed, limit=self.limit)
+            base, domain = self.open_domain()
+            check_extends(base, domain, data, self.way)
+            exemplars = read_exemplars(path, domain)
+            self.say(f"{path}: {len(domain.classes or [])} classes, and {len(data.classes)} from {self.data}")
+            if domain.unknown is None and exemplars is None:
+                self.say(
+                    f"nothing stands for the old classes' images; polymask calibrate {self.pack} on images of them "
+                    "before, or learn with --keep-exemplars, keeps new classes from taking theirs",
+                    style="yellow",
+                )
+            listener = None if self.way == "head" else LiveProgress(str(self.pack), target=data.target)
+            how: dict[str, Any] = {"way": self.way, "recipe": recipe, "seed": self.seed, "listener": listener}
+            found = extend(base, domain, data, exemplars=exemplars, **how)
+            before = keep_version(path)
+            if exemplars is not None:
+                with_exemplars_of(path, base, found.domain, exemplars, data)
+            found.domain.save(path)
+            kept = exemplars_path(path).stat().st_size if exemplars is not None else 0
+        if domain.unknown is not None and found.domain.unknown is None:
+            self.say(f"its features have changed: polymask calibrate {self.pack} again to tell unknown images")
+        about = {"pack": str(path), "version": current_version(path), "version_before": before}
+        return about | found.notes | {"bytes": path.stat().st_size, "exemplar_bytes": kept}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        rows = [
+            ["pack", result["pack"]],
+            ["classes", f"{result['old_classes'] + result['new_classes']}, {result['new_classes']} of them new"],
+            ["accuracy on new classes", measured_text("accuracy", result["new_test_accuracy"])],
+            ["size", size_text(result["bytes"])],
+            ["version", f"{result['version']}; {self.pack}@{result['version_before']} is the one before"],
+        ]
+        console.print(table("", "", rows=rows))
+        console.print(f"back: polymask rollback {self.pack} --library {self.library}", style="dim")
+
+
+@dataclass(kw_only=True)
+class RollbackVerb(ChangeVerb):
+    """Bring back a version of a pack, by default the one before; what it is now stays as a version."""
+
+    to: int | None = None
+    """The number of the version."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.library.versions import rollback, versions_of
+
+        path = self.own_path()
+        before, now = rollback(path, self.to)
+        return {"pack": str(path), "version_before": before, "version": now, "versions": list(versions_of(path))}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        kept = ", ".join(map(str, result["versions"]))
+        now, before = result["version"], result["version_before"]
+        console.print(f"{result['pack']} is version {now} again; it was version {before}. Kept: {kept}", soft_wrap=True)

@@ -35,7 +35,7 @@ _VERBS_OF = {
     "export": ("merge", "export"),
     "packs": ("list", "show", "push", "serve"),
     "answers": ("evaluate", "predict"),
-    "lifelong": ("calibrate",),
+    "lifelong": ("calibrate", "extend", "rollback"),
     "benchmark": ("benchmark",),
     "report": ("report", "score", "account", "methods"),
     "parser": ("completion",),

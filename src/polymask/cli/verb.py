@@ -143,16 +143,19 @@ class NamedPack(Verb):
     """A command that needs a pack."""
 
     pack: tyro.conf.Positional[Path]
-    """A pack's file, a domain's name in the library, or hf:USER/REPO on the Hugging Face Hub."""
+    """A pack's file, a domain's name in the library (NAME@1: an earlier version), or hf:USER/REPO on the Hub."""
     library: Path = Path("library")
     """Where a domain is looked for by its name."""
 
     def pack_path(self) -> Path:
         """The pack's file; one of the Hub is downloaded unless the cache has it."""
+        from polymask.library.versions import find_version
         from polymask.pack.hub import is_hub_name, local_pack
 
         if is_hub_name(self.pack):
             return local_pack(self.pack)
+        if not self.pack.exists() and (version := find_version(self.library, str(self.pack))) is not None:
+            return version
         named = self.library / f"{self.pack}.safetensors"
         if named.is_file() and not self.pack.is_file():
             return named

@@ -54,6 +54,7 @@ class Domain(nn.Module):
         self.classes = None if classes is None else check_classes(classes)
         self.target: Target = CLASSES
         self.unknown: Unknown | None = None
+        self.gathers_statistics = True  # in training mode; not where the images are only a part of the domain's
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
 
@@ -151,7 +152,7 @@ class Domain(nn.Module):
 
     def live_norms(self) -> set[str]:
         """The norm layers that run in training mode while this domain learns."""
-        keeps_statistics = self.method.norms in ("own", "stats")
+        keeps_statistics = self.gathers_statistics and self.method.norms in ("own", "stats")
         return {name for name, _ in self.named_norms()} if keeps_statistics else set()
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:

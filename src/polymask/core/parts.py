@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from polymask.core.bits import Bits
 from polymask.core.network import put_tensors
 from polymask.core.survey import Norm, Site, learned_type
+from polymask.errors import DomainError
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -56,6 +57,14 @@ class Part(nn.Module):
         """All that must be kept: `Bits` at one bit an element, tensors as they are."""
         named = [*self.named_parameters(), *self.named_buffers()]
         return {self.stored_names.get(n, n): t.detach() for n, t in named if not n.endswith(COUNTER)}
+
+    def relearn(self, rate: float) -> bool:
+        """Turn the stored form into one that learns on, in steps of the size `rate`; False where it cannot be."""
+        if type(self).restore is not Part.restore:
+            return False
+        for parameter in self.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        return True
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
         """Take on the stored form; the tensors are kept, not copied."""
@@ -205,6 +214,17 @@ class Objective(nn.Module, ABC):
         """The addition, a number, for one batch and what the head sees of it."""
 
 
+class Objectives(Objective):
+    """Several additions to the loss."""
+
+    def __init__(self, *parts: Objective) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, images: Tensor, features: Tensor) -> Tensor:
+        return torch.stack([part(images, features) for part in self.parts]).sum()
+
+
 def linear_head(features: int, classes: int, dtype: torch.dtype, *, device: str | None = None) -> nn.Linear:
     """A head on features of type `dtype`, to be learned."""
     wide = learned_type(dtype)
@@ -246,6 +266,30 @@ class MappedLinear(WideLinear):
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features.to(self.weight.dtype), self.folded(), self.bias)
+
+
+class BlockLinear(WideLinear):
+    """A linear head whose classes came in blocks: each is computed by itself, so no block changes another's logits."""
+
+    def __init__(self, head: nn.Linear, blocks: tuple[int, ...]) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.blocks = head.in_features, head.out_features, blocks
+        self.weight, self.bias = head.weight, head.bias
+
+    def forward(self, features: Tensor) -> Tensor:
+        if len(self.blocks) == 1:
+            return super().forward(features)
+        features = features.to(self.weight.dtype)
+        parts = zip(torch.split(self.weight, [*self.blocks]), torch.split(self.bias, [*self.blocks]), strict=True)
+        return torch.cat([F.linear(features, *part) for part in parts], -1)
+
+
+def in_blocks(head: nn.Linear | None, blocks: Any) -> BlockLinear:
+    """A head whose classes came in these blocks; DomainError where a pack's note on them makes no sense."""
+    whole = isinstance(blocks, list) and all(type(size) is int and size > 0 for size in blocks)
+    if head is None or not whole or sum(blocks) != head.out_features:
+        raise DomainError(f"the note on blocks of classes ({str(blocks)[:60]}) is not one for its head")
+    return BlockLinear(head.unmapped() if isinstance(head, MappedLinear) else head, tuple(blocks))
 
 
 class NormPlaces:

@@ -18,14 +18,14 @@ share of the validation images is accepted. T is the temperature at which probab
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.core.parts import Part, WideLinear
+from polymask.core.parts import BlockLinear, Part
 from polymask.errors import DataError, DomainError
 
 Rule = Literal["softmax", "energy", "mahalanobis", "neighbours"]
@@ -113,6 +113,42 @@ class Unknown(Part):
         nearest = min(_NEIGHBOUR, squares.shape[1]) if rule == "neighbours" else 1
         return -(squares.kthvalue(nearest, 1).values + self.rest * q)
 
+    def imagined(self, each: int, draw: torch.Generator) -> Tensor | None:
+        """Features (rows, each, size) as they may be around what is kept of each class; None where nothing is.
+
+        f = m + B L⁻ᵀ(u + ε),  ε of variance 1
+        """
+        if not self.judgement.has_tensors:
+            return None
+        rows = self.rows.double().cpu()[:, None]
+        y = rows + torch.randn(len(rows), each, rows.shape[-1], generator=draw, dtype=torch.float64)
+        basis = (self.basis.double() - _ZERO).cpu() * self.scale.double().cpu()
+        p: Tensor = y @ torch.linalg.inv(self.whiten.double().cpu())
+        return (self.mean.double().cpu() + p @ basis.T).float()
+
+    def extended(self, train: "Observed", val: "Observed", classes: int) -> "Unknown":
+        """The rule with the classes of more images, numbered from `classes` on, whose share is accepted too."""
+        tensors = dict(self.named_buffers())
+        if self.judgement.has_tensors:
+            y, _ = self.places(train.features.to(self.mean.device))
+            new = train.labels.to(y.device) - classes
+            count = int(new.max()) + 1
+            if self.judgement.rule == "mahalanobis":
+                sums = y.new_zeros(count, y.shape[1]).index_add_(0, new, y)
+                y = sums / torch.bincount(new, minlength=count).clamp_min(1)[:, None]
+            else:
+                y = y[_spaced(new, count)]
+            tensors["rows"] = torch.cat([self.rows, _halved(y)])
+        wider = Unknown(self.judgement, tensors)
+        scores = wider.score(val.features.to(self.device), val.logits.to(self.device)).sort().values
+        reached = float(scores[int(len(scores) * (1 - self.judgement.accepted) + 1e-9)])
+        return Unknown(replace(self.judgement, threshold=min(self.judgement.threshold, reached)), tensors)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return next(self.buffers(), torch.empty(0)).device
+
     def places(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Where features are in B, y (N, rank), and what B leaves out of them, q (N,)."""
         away = features.float() - self.mean.float()
@@ -141,22 +177,6 @@ def unknown_skeleton(
     tensors = {name: torch.empty(shape, dtype=torch.float16, device="meta") for name, shape in halves.items()}
     tensors |= {name: torch.empty(shape, device="meta") for name, shape in singles.items()}
     return Unknown(judgement, tensors | {"basis": torch.empty(features, rank, dtype=torch.uint8, device="meta")})
-
-
-class BlockLinear(WideLinear):
-    """A linear head whose classes came in blocks: each is computed by itself, so no block changes another's logits."""
-
-    def __init__(self, head: nn.Linear, blocks: tuple[int, ...]) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features, self.blocks = head.in_features, head.out_features, blocks
-        self.weight, self.bias = head.weight, head.bias
-
-    def forward(self, features: Tensor) -> Tensor:
-        if len(self.blocks) == 1:
-            return super().forward(features)
-        features = features.to(self.weight.dtype)
-        parts = zip(torch.split(self.weight, [*self.blocks]), torch.split(self.bias, [*self.blocks]), strict=True)
-        return torch.cat([F.linear(features, *part) for part in parts], -1)
 
 
 class ScoredHead(BlockLinear):

@@ -34,6 +34,7 @@ _LAYOUT = "layout"  # the member of a manifest of format 4 that says what is whe
 TARGET = "target"  # the note in `recipe` that says what a head's outputs mean, from format 2 on
 SHARED = "shared"  # the note in `recipe` that names what is shared with other packs, from format 3 on
 ENDING = ".shared"  # of such files
+BLOCKS = "blocks"  # the note in `recipe` that says in which blocks the classes of a head came, from format 4 on
 UNKNOWN = "unknown"  # the note in `recipe` that says how unknown images are told, from format 4 on
 
 

@@ -115,7 +115,9 @@ class Mould:
                 count = len(check_classes(pack.manifest.classes or []))
             except DomainError as error:
                 raise PackError(f"{pack.path}: {error}") from error
-            head = linear_head(old.in_features, count, pack.base.weight_dtype, device="meta").requires_grad_(False)
+            plain = linear_head(old.in_features, count, pack.base.weight_dtype, device="meta").requires_grad_(False)
+            head = pack.in_blocks(plain)
+            assert head is not None
             expected |= {f"head/{name}": parameter for name, parameter in head.named_parameters()}
         found = replace(pack, tensors=given).checked(expected)
         for place, part in (("head", head), ("unknown", unknown)):

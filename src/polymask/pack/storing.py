@@ -9,22 +9,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
-from polymask.core.parts import Stored
+from polymask.core.parts import BlockLinear, Stored, in_blocks
 from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.core.target import CLASSES, Target, read_target
 from polymask.core.unknown import Unknown, read_judgement, unknown_skeleton
 from polymask.errors import PackError, PackWarning, PolymaskError
 from polymask.pack.codec import BitArray
-from polymask.pack.format import SHARED, TARGET, UNKNOWN, Manifest, read_pack, write_pack
+from polymask.pack.format import BLOCKS, SHARED, TARGET, UNKNOWN, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
 from polymask.pack.shared import read_shared, write_shared
 
 RESPONSE = "base_response"  # the note of `recipe` that says what the base computes
+_APART = (RESPONSE, TARGET, SHARED, UNKNOWN, BLOCKS)  # notes that mean something, from format 1, 2, 3, 4 and 4 on
 _LIKE = 0.005  # of the largest value: another device rounds otherwise, by less
 _LARGEST_IMAGE = 3 * 2048 * 2048
 Array = np.ndarray[Any, Any] | BitArray  # a tensor as it stands in a pack
@@ -53,10 +55,12 @@ def save_domain(domain: Domain, path: str | Path) -> None:
             )
         tensors[name] = _narrowed(stored.cpu().numpy())
     note = domain.target.note()
-    notes = {name: note for name, note in domain.recipe.items() if name not in (RESPONSE, TARGET, SHARED, UNKNOWN)}
+    notes = {name: note for name, note in domain.recipe.items() if name not in _APART}
     notes |= {RESPONSE: domain.base_response} | ({TARGET: note} if note else {})
     if domain.unknown is not None:
         notes[UNKNOWN] = domain.unknown.judgement.note()
+    if isinstance(domain.head, BlockLinear):
+        notes[BLOCKS] = list(domain.head.blocks)
     if shared:
         notes[SHARED] = write_shared(Path(path).parent, domain.method.name, shared, domain.fingerprint)
     manifest = Manifest(
@@ -131,12 +135,21 @@ class OpenPack:
             domain = skeleton(base, method, manifest.classes, sites)
         except (PolymaskError, TypeError) as error:
             raise PackError(f"{path}: {error}") from error
+        domain.head = self.in_blocks(domain.head)
         self.tell(domain)
         domain.unknown = self.unknown()
         stored = self.checked(domain.stored(), domain.beside())
         if manifest.beside is not None:
             stored |= _shared_by(path, domain, manifest)
         return domain.restore(stored).to(base.device)
+
+    def in_blocks(self, head: nn.Linear | None) -> nn.Linear | None:
+        """A head for the pack, by blocks of classes where it came to them one after another."""
+        blocks = self.manifest.recipe.get(BLOCKS) if self.manifest.format > 3 else None
+        try:
+            return head if blocks is None else in_blocks(head, blocks)
+        except PolymaskError as error:
+            raise PackError(f"{self.path}: {error}") from error
 
     def unknown(self) -> Unknown | None:
         """What tells unknown images, without memory yet; None where the pack has no rule for them."""
@@ -160,7 +173,7 @@ class OpenPack:
         response = _checked_response(self.path, self.base, manifest.recipe.get(RESPONSE))
         domain.input, domain.target, domain.base_response = spec, target, response
         domain.metrics = manifest.metrics
-        kept_apart = (RESPONSE, TARGET, SHARED, UNKNOWN)[: manifest.format]
+        kept_apart = _APART if manifest.format > 3 else _APART[: manifest.format]
         domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
 
     def checked(self, expected: Mapping[str, Stored], elsewhere: Container[str] = ()) -> dict[str, Stored]:

@@ -221,12 +221,13 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
         after: Annotated[str, Query(max_length=100)] = "", limit: Annotated[int, Query(ge=1, le=1000)] = 1000
     ) -> answers.DomainList:
         entries = await engine.aside(library.entries)
+        kept = await engine.aside(library.versions)
         rest = [entry for entry in entries if entry.name > after]
         shown = rest[:limit]
         return answers.DomainList(
             base=answers.BaseSummary(name=engine.base.name, fingerprint=engine.base.fingerprint),
             total=len(entries),
-            domains=[answers.domain_summary(entry, entry.key in engine.cache) for entry in shown],
+            domains=[answers.domain_summary(e, e.key in engine.cache, kept.get(e.name, [])) for e in shown],
             next=shown[-1].name if len(rest) > len(shown) else None,
             rejected=[answers.Rejected(name=name, reason=why) for name, why in library.rejected().items()],
             writable=settings.allow_writes,
@@ -234,8 +235,8 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
 
     @routes.get("/v1/domains/{name}", responses=problems(404, 409, 503), dependencies=[reader], summary="One domain")
     async def show_domain(name: Name) -> answers.DomainDetail:
-        entry = await engine.aside(library.find, name)
-        return answers.domain_detail(entry, entry.key in engine.cache)
+        entry, kept = await engine.aside(library.find, name), await engine.aside(library.versions)
+        return answers.domain_detail(entry, entry.key in engine.cache, kept.get(name, []))
 
     @routes.put(
         "/v1/domains/{name}",
@@ -258,6 +259,18 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
             finally:
                 upload.unlink(missing_ok=True)
         response.status_code = 201 if created else 200
+        return await show_domain(name)
+
+    @routes.post(
+        "/v1/domains/{name}/rollback",
+        responses=problems(403, 404, 409, 503),
+        dependencies=[writer],
+        summary="Bring back a version of a pack, by default the one before",
+    )
+    async def rollback_domain(
+        name: Name, to: Annotated[int | None, Query(ge=1, le=999_999)] = None
+    ) -> answers.DomainDetail:
+        await engine.aside(library.rollback, name, to)
         return await show_domain(name)
 
     @routes.delete(

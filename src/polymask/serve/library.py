@@ -26,6 +26,7 @@ from polymask.core.unknown import Judgement, read_judgement
 from polymask.data.cache import short_side
 from polymask.errors import DomainError, PackError, PolymaskError
 from polymask.files import SUFFIX, check_name
+from polymask.library.versions import kept_versions, rollback
 from polymask.pack.format import PackInfo, inspect
 from polymask.pack.mould import Kind, Mould, kind_of, poured
 from polymask.pack.storing import load_domain, target_of
@@ -209,6 +210,20 @@ class Library:
         except OSError as error:
             raise Refusal(507, f"the pack cannot be deleted: {error.strerror}") from error
         self._drop(name)
+
+    def versions(self) -> dict[str, list[int]]:
+        """The numbers of the versions that are kept of domains, by name."""
+        return kept_versions(self.folder)
+
+    def rollback(self, name: str, to: int | None) -> None:
+        """Bring back a version of a domain, in one step; by default the one before."""
+        path = self._path(name)
+        if not path.is_file():
+            raise no_domain(name)
+        try:
+            rollback(path, to)
+        except PolymaskError as error:
+            raise Refusal(409, _without_paths(str(error), path)) from error
 
     def _check_head(self, entry: Entry) -> None:
         """What can be known of a pack without its tensors."""

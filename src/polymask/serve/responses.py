@@ -5,6 +5,7 @@ the worker that answers adds them up.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -86,6 +87,7 @@ class DomainSummary(BaseModel):
     test_result: float | None = Field(description="its result, where the pack says it")
     warm: bool = Field(description="its network is merged, in the process that answers")
     sha256: str
+    versions: list[int] = Field(description="earlier versions that are kept, which it can be rolled back to")
 
 
 class Judged(BaseModel):
@@ -174,7 +176,7 @@ def auto_prediction(best: Best, top_k: int, milliseconds: float) -> AutoPredicti
     return AutoPrediction(rule=best.rule, milliseconds=round(milliseconds, 2), images=images)
 
 
-def domain_summary(entry: Entry, warm: bool) -> DomainSummary:
+def domain_summary(entry: Entry, warm: bool, versions: Sequence[int]) -> DomainSummary:
     """A pack in the list."""
     manifest = entry.info.manifest
     metrics, metric = _single_values(manifest.metrics), manifest.tested[0]
@@ -190,14 +192,15 @@ def domain_summary(entry: Entry, warm: bool) -> DomainSummary:
         test_result=result if isinstance(result, float) else None,
         warm=warm,
         sha256=manifest.sha256,
+        versions=list(versions),
     )
 
 
-def domain_detail(entry: Entry, warm: bool) -> DomainDetail:
+def domain_detail(entry: Entry, warm: bool, versions: Sequence[int]) -> DomainDetail:
     """A pack with all that its manifest tells."""
     manifest = entry.info.manifest
     return DomainDetail(
-        **dict(domain_summary(entry, warm)),
+        **dict(domain_summary(entry, warm, versions)),
         classes=entry.classes,
         metrics=_single_values(manifest.metrics),
         options=_single_values(manifest.options),

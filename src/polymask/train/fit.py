@@ -18,6 +18,7 @@ import torch
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
+from polymask.core.parts import Objective, Objectives
 from polymask.core.registry import create_method
 from polymask.core.target import Target
 from polymask.data.batches import Adapted, Batches, as_batches, parts_of
@@ -95,6 +96,7 @@ def fit(
     resume: bool = False,
     listener: Listener | None = None,
     ranks: "Ranks | None" = None,
+    also: Objective | None = None,
 ) -> list[EpochRecord]:
     """Train a domain, then turn it into its stored form: the best epoch on val, or the last.
 
@@ -102,7 +104,8 @@ def fit(
     `train` may also be a dict or tuple of both. The domain's `input` becomes that of the training images.
     With `checkpoint` the state is written there after every epoch and when a signal asks to stop;
     `resume` goes on from it, to the same result to the bit that an undisturbed run gives.
-    With `ranks` (see `polymask.train.ranks`) several processes share every batch.
+    With `ranks` (see `polymask.train.ranks`) several processes share every batch. `also` is added to the loss, beside
+    what the method adds.
     """
     recipe = get_recipe(recipe)
     parts = {"val": val} | parts_of(train)
@@ -127,6 +130,8 @@ def fit(
         while True:
             with seeded(seed):
                 objective = domain.method.objective(base, domain, images)
+            if also is not None:
+                objective = also if objective is None else Objectives(objective, also)
             stages = domain.method.stages  # what a method adds beyond them is like the last
             before = sum(earlier.share for earlier in stages[: run.stage])
             stage = recipe.stage(before, *stages[min(run.stage, len(stages) - 1)])

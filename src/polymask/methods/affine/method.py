@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Coefficient = float | Literal["learned"]
 NAMES = ("k0", "k1", "k2", "k3")
+_STEPS_TO_FLIP = 10  # of a mask that learns on
 START = {"k0": 1.0, "k1": 0.0, "k2": 0.0, "k3": 0.0}  # of learned ones: W~ = W
 
 
@@ -207,6 +208,15 @@ class AffineTransform(MaskTransform):
 
     def stored(self) -> dict[str, Stored]:
         return super().stored() | {name: k for name, k in self.scalars().items() if name not in self.fixed}
+
+    def relearn(self, rate: float) -> bool:
+        """Scores so far from the threshold that a bit flips after some steps that all ask for it."""
+        sign = 2 * self.mask().to(self.dtype) - 1
+        self.scores = nn.Parameter(self.at + _STEPS_TO_FLIP * rate * sign)
+        self.words = None
+        for scalar in self.scalar_parameters():
+            scalar.requires_grad_(True)
+        return True
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
         super().restore(stored)

@@ -270,6 +270,12 @@ function newCard(name) {
     byId("domain").focus();
     if (state.images.length) ask();
   });
+  const back = made.querySelector(".back");
+  back.setAttribute("aria-label", `Roll back ${name} to the version before`);
+  back.addEventListener("click", () => {
+    const address = `v1/domains/${encodeURIComponent(name)}/rollback`;
+    change(`${name} is as it was before`, () => call(address, { method: "POST" }));
+  });
   const remove = made.querySelector(".delete");
   remove.setAttribute("aria-label", `Delete ${name}`);
   remove.addEventListener("click", () => removeAfterAsking(remove, name));
@@ -287,6 +293,7 @@ function fill(made, domain) {
   put(".method", domain.method);
   made.querySelector(".warm").classList.toggle("cold", !domain.warm);
   made.querySelector(".delete").hidden = !state.writable;
+  made.querySelector(".back").hidden = !state.writable || !domain.versions.length;
 }
 
 function removeAfterAsking(button, name) {

@@ -1,0 +1,268 @@
+"""New classes for a domain that exists, without its old images.
+
+Three ways, from the one that changes least to the one that can learn most:
+
+    head   the rows of the new classes are learned, nothing else: old logits stay the same to the bit
+    norms  the head and the scales and shifts of the domain's own norms
+    mask   all that the domain learned: masks, scalars or whatever its method has
+
+`norms` and `mask` have the old network as teacher:
+
+    L = CE(z) + KL(softmax(z'/2) || softmax(z/2)) over the old classes
+
+z' are its logits on the new images. Statistics of norms stay as they were: the new images are only a part of the
+domain's. In the end the rows of new classes get the mean length of the old ones (arXiv 1911.07053), since nothing but
+the teacher speaks for old classes. What the pack keeps to tell unknown images stands for old images where rows are
+learned: features drawn around each old class. Where a few old images were kept, they are learned from as well.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymask.core.accounting import bits_per_weight
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.network import structural_copy
+from polymask.core.parts import BlockLinear, Objective
+from polymask.core.unknown import Observed
+from polymask.data.cache import cache_splits
+from polymask.data.images import DomainData, some
+from polymask.data.load import load_data
+from polymask.data.loader import Loader
+from polymask.data.preprocess import train_transform
+from polymask.data.split import JoinedSplit, Split
+from polymask.errors import DataError, DomainError, MethodError
+from polymask.train.fit import Listener, fit
+from polymask.train.predict import NOTE, evaluate, likeness, network, read_likeness, write_likeness
+from polymask.train.recipe import Recipe, get_recipe
+from polymask.train.size_at_test import loader_at
+from polymask.train.unknown import observe
+
+Way = Literal["head", "norms", "mask"]
+WAYS: tuple[Way, ...] = get_args(Way)
+_TEMPERATURE = 2.0  # of what the teacher says
+_IMAGINED = 20  # features of each old class
+_DECAY = 1e-3  # of new rows, on features of mean 0 and mean square 1
+
+
+@dataclass(frozen=True)
+class Extended:
+    """A domain with new classes, in its stored form; accuracies in percent, among all classes."""
+
+    domain: Domain
+    old_classes: int
+    new_classes: int
+    way: Way
+    exemplars: int  # old images that were learned from
+    new_test_accuracy: float | None  # on test images of the new classes
+    exemplar_accuracy: float | None  # on the old images that are there
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What was done, as JSON."""
+        names = ("way", "old_classes", "new_classes", "exemplars", "new_test_accuracy", "exemplar_accuracy")
+        return {name: getattr(self, name) for name in names}
+
+
+def extend(
+    base: Base,
+    domain: Domain,
+    data: Any,
+    *,
+    way: Way = "head",
+    recipe: str | Recipe = "quick",
+    exemplars: Split | None = None,
+    teacher: float = 1.0,
+    seed: int = 0,
+    listener: Listener | None = None,
+) -> Extended:
+    """A domain that knows the classes of `data` too; the given one stays as it is.
+
+    `data` is what `load_data` takes or gives, with new classes alone. `exemplars` are old images with their labels.
+    `recipe` is for the ways that train the network, and `teacher` the weight of what the old one says; with 0 it says
+    nothing, and new rows keep their length: plain training on the new images.
+    """
+    recipe = get_recipe(recipe)
+    if isinstance(data, str | Path):
+        data = load_data(data, seed=seed)
+    check_extends(base, domain, data, way)
+    old = domain.frozen().to(base.device)
+    first = len(old.classes or [])
+    train, val = (_shifted(split, first) for split in (data.train, data.val))
+    seen = observe(base, old, loader_at(data, train, old.input))
+    kept = None if exemplars is None else observe(base, old, loader_at(data, exemplars, old.input))
+    wider = _widened(old, data.classes, _new_rows(old, seen, kept, len(data.classes), seed))
+    if way == "head":
+        held_out = _with_logits(wider, observe(base, old, loader_at(data, val, old.input)))
+        if old.unknown is not None:
+            wider.unknown = old.unknown.extended(seen, held_out, first)
+    else:
+        images = train if exemplars is None else JoinedSplit(train, exemplars)
+        lesson = Teacher(base, old, wider, teacher) if teacher else None
+        _train(base, wider, data, images, way, recipe, seed=seed, listener=listener, also=lesson)
+        if teacher:
+            _even_rows(wider, first)
+    return _measured(base, old, wider, data, way, exemplars)
+
+
+def check_extends(base: Base, domain: Domain, data: DomainData, way: Way) -> None:
+    """Raise unless a domain can learn the classes of these images in this way."""
+    domain.check_base(base)
+    if way not in WAYS:
+        raise DomainError(f"way {way!r} is not known; take one of {', '.join(WAYS)}")
+    if domain.classes is None or domain.target.kind != "classes" or data.target.kind != "classes":
+        raise DomainError("only a domain of classes gets new ones, from images with one class each")
+    if known := [name for name in data.classes if name in domain.classes]:
+        raise DomainError(
+            f"{some(known, 4)}: the domain has {'this class' if len(known) == 1 else 'these classes'} already; give a "
+            "folder of new classes alone, or rename them"
+        )
+    if base.feature_dim is None:
+        raise DomainError(f"base {base.name} does not give one feature vector an image, so there is no head to extend")
+    if way == "norms" and not any(True for _, norm in domain.named_norms() for _ in norm.parameters()):
+        raise DomainError(f"the domain ({domain.method.name}) has no norms of its own to learn; take head or mask")
+    method = domain.method
+    if way == "mask" and (not method.alone or method.moves_base or len(method.stages) > 1):
+        raise MethodError(f"{method.name} learns in stages or with other domains, so it cannot learn on; take head")
+
+
+def _shifted(split: Split, first: int) -> Split:
+    return split.relabelled(split.labels + first)
+
+
+def _widened(old: Domain, names: Sequence[str], rows: tuple[Tensor, Tensor]) -> Domain:
+    """A copy of a domain with new rows in its head, after the old ones, which are computed by themselves."""
+    wider, head = structural_copy(old), old.head
+    assert head is not None
+    weight, bias = (torch.cat([t.detach(), new.to(t)]) for t, new in zip((head.weight, head.bias), rows, strict=True))
+    blocks = head.blocks if isinstance(head, BlockLinear) else (head.out_features,)
+    larger = nn.Linear(head.in_features, len(weight), device="meta")
+    larger.weight, larger.bias = (nn.Parameter(t, requires_grad=False) for t in (weight, bias))
+    wider.head = BlockLinear(larger, (*blocks, len(names)))
+    wider.classes = [*(old.classes or []), *names]
+    wider.unknown, wider.recipe, wider.metrics = None, dict(old.recipe), {}
+    return wider
+
+
+def _with_logits(domain: Domain, seen: Observed) -> Observed:
+    head = domain.head
+    assert head is not None
+    with torch.no_grad():
+        return replace(seen, logits=head(seen.features.to(head.weight.device)).float().cpu())
+
+
+def _new_rows(old: Domain, seen: Observed, kept: Observed | None, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The rows that tell new classes from each other and from old ones, whose logits are fixed: a convex problem.
+
+    min over V, c of  mean over classes of mean over their images of CE([z_old, V f + c]) + decay |V|² / 2
+
+    with features f of mean 0 and mean square 1; both are folded into what is given.
+    """
+    first = len(old.classes or [])
+    parts = [seen] if kept is None else [seen, kept]
+    if (
+        old.unknown is not None
+        and (drawn := old.unknown.imagined(_IMAGINED, torch.Generator().manual_seed(seed))) is not None
+    ):
+        features = drawn.flatten(0, 1)
+        with torch.no_grad():
+            logits = old.classify(features.to(seen.features.dtype).to(_device(old))).float().cpu()
+        # Of kept images nothing says what they show; and what is drawn where another class is nearer would mislead.
+        labels = logits.argmax(1)
+        parts.append(Observed(features, logits, labels))
+    features, fixed = (torch.cat([getattr(p, name) for p in parts]).double() for name in ("features", "logits"))
+    labels = torch.cat([p.labels for p in parts])
+    mean = features.mean(0)
+    scale = (features - mean).square().mean().sqrt().clamp_min(1e-12)
+    features = (features - mean) / scale
+    weights = 1 / torch.bincount(labels, minlength=first + count).clamp_min(1)[labels].double()
+    weights /= weights.sum()
+    rows = torch.zeros(count, features.shape[1], dtype=torch.float64, requires_grad=True)
+    shifts = torch.zeros(count, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([rows, shifts], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        logits = torch.cat([fixed, features @ rows.T + shifts], 1)
+        found = (F.cross_entropy(logits, labels, reduction="none") * weights).sum() + _DECAY * rows.square().sum() / 2
+        found.backward()  # type: ignore[no-untyped-call]
+        return found
+
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    found = rows.detach() / scale, shifts.detach() - rows.detach() @ mean / scale
+    if not all(torch.isfinite(part).all() for part in found):
+        raise DataError("the features of the new images are not finite; look at the images")
+    return found
+
+
+def _device(domain: Domain) -> torch.device:
+    assert domain.head is not None
+    return domain.head.weight.device
+
+
+class Teacher(Objective):
+    """weight * KL(softmax(z'/T) || softmax(z/T)) over the old classes; z' are the old network's logits."""
+
+    def __init__(self, base: Base, old: Domain, wider: Domain, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+        # Not submodules: they do not learn, and no checkpoint needs them.
+        self.old, self.wider, self.classes = (network(base, old),), (wider,), len(old.classes or [])
+
+    def forward(self, images: Tensor, features: Tensor) -> Tensor:
+        with torch.no_grad():
+            then = self.old[0](images).float()
+        now = self.wider[0].classify(features).float()[:, : self.classes]
+        p, q = (F.log_softmax(logits / _TEMPERATURE, 1) for logits in (then, now))
+        return self.weight * F.kl_div(q, p, reduction="batchmean", log_target=True)
+
+
+def _train(
+    base: Base, wider: Domain, data: DomainData, images: Split, way: Way, recipe: Recipe, *, seed: int, **how: Any
+) -> None:
+    """Let the network learn too."""
+    for name, part in wider.named_parts() if way == "mask" else ():
+        if not part.relearn(recipe.rate):
+            raise MethodError(f"{wider.method.name} cannot learn on from its stored form ({name}); take head or norms")
+    spec = wider.input
+    assert wider.head is not None
+    wider.head.requires_grad_(True)
+    wider.norms.requires_grad_(True)
+    wider.gathers_statistics = False
+    recipe = replace(recipe, selection="last", patience=None, balance=None, test_side=None)
+    augment = train_transform(data, spec, scale=recipe.random_scale)
+    (cache,) = cache_splits([images], augment.shrink)
+    batches = Loader(cache, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)
+    fit(base, wider, batches, None, recipe, seed=seed, **how)
+    wider.gathers_statistics, wider.input = True, spec
+
+
+@torch.no_grad()
+def _even_rows(wider: Domain, first: int) -> None:
+    """Give the rows of new classes the mean length of the old ones."""
+    assert wider.head is not None
+    lengths = wider.head.weight.norm(dim=1)
+    wider.head.weight[first:] *= lengths[:first].mean() / lengths[first:].mean().clamp_min(1e-12)
+
+
+def _measured(base: Base, old: Domain, wider: Domain, data: DomainData, way: Way, exemplars: Split | None) -> Extended:
+    first = len(old.classes or [])
+    new = None if data.test is None else evaluate(base, wider, loader_at(data, _shifted(data.test, first), old.input))
+    kept = None if exemplars is None else evaluate(base, wider, loader_at(data, exemplars, old.input))
+    count = 0 if exemplars is None else len(exemplars)
+    found = Extended(wider, first, len(data.classes), way, count, new, kept)
+    earlier = wider.recipe.get("extended")
+    wider.recipe["extended"] = [*(earlier if isinstance(earlier, list) else []), {"data": data.name} | found.notes]
+    before = read_likeness(wider.recipe.get(NOTE), base.feature_dim)
+    if before is not None and (note := likeness(base, data.train)) is not None:
+        after = read_likeness(note, base.feature_dim)
+        assert after is not None
+        wider.recipe[NOTE] = write_likeness(first * before + len(data.classes) * after)
+    wider.metrics = {"new_test_accuracy": new, "bits_per_weight": bits_per_weight(base, wider)}
+    return replace(found, domain=wider.frozen())
