@@ -32,7 +32,7 @@ from load.server import Memory, Server, percentiles
 
 import polymask as pm
 from polymask.files import write_atomically
-from polymask.library.cache import MergedCache
+from polymask.library.cache import MergedCache, Source
 
 BASE, CLASSES, WARM = "efficientnet-lite0", 20, 50
 ROUNDS = 3
@@ -105,11 +105,10 @@ def make_library(base: pm.Base, folder: Path, count: int) -> tuple[pm.Domain, in
     domain.save(first)
     for i in range(1, count):
         shutil.copyfile(first, folder / f"d{i:04}.safetensors")
-    domain = pm.load_domain(first, base)
     cache = MergedCache(base, 1 << 40)
-    with cache.use("one", domain):
+    with cache.use("one", Source.of(first, base)):
         pass
-    return domain, cache.stats.bytes
+    return pm.load_domain(first, base), cache.stats.bytes
 
 
 def single_domain(base: pm.Base, domain: pm.Domain, library: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -185,6 +185,8 @@ class ServeVerb(BaseVerb):
     """Processes; they share the base's memory."""
     window_ms: float = 1000 * Settings.window
     """How long a request waits for others to be run with."""
+    kernels: Literal["auto", "eager", "compiled"] | None = None
+    """What makes the weights of domains; by default auto: eager at once, compiled once a thread aside has done so."""
     drain: int = 30
     """Seconds that requests under way have when the server is told to stop."""
     token_file: Path | None = None
@@ -229,6 +231,7 @@ class ServeVerb(BaseVerb):
             base=self.base,
             weights=self.weights,
             device=self.device,
+            kernels=self.kernels,
             window=self.window_ms / 1000,
             token=token,
             allow_writes=local or token is not None,

@@ -162,6 +162,7 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
     """The app of one worker; `shared` is the base's file, `parent` the process it must not outlive."""
     import torch
 
+    from polymask.methods.affine.formula import VARIABLE, set_kernels
     from polymask.serve.app import create_app, open_base
     from polymask.serve.security import log_to_stderr
 
@@ -172,6 +173,7 @@ def worker_app(settings: Settings, *, shared: Path | None = None, parent: int | 
     base = open_base(settings)
     if shared is not None:
         _map_base(base, shared)
+    set_kernels(settings.kernels or os.environ.get(VARIABLE) or "auto")
     return create_app(settings, base, closing=_end_soon)
 
 

@@ -89,6 +89,7 @@ class Settings(Limits):
     base: str | None = None  # by default the first pack's
     weights: Path | None = None
     device: str = "auto"
+    kernels: str | None = None  # by default what POLYMASK_KERNELS says, or auto
     window: float = 0.002  # seconds that a request waits for others to be run with
     token: str | None = None
     allow_writes: bool = True

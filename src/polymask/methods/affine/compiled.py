@@ -60,6 +60,18 @@ def try_kernel() -> None:
     _run(_forward, W, R, torch.ones(2, 4), torch.arange(64) // 32, torch.tensor(0.0), out)
 
 
+@torch.no_grad()
+def try_inference() -> None:
+    """Compile the kernel for stored masks, for networks of any size; raises where that does not work."""
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # others would be processes that stay
+    for blocks, sites in ((64, 2), (96, 3)):
+        W, out = torch.ones(blocks, BLOCK), torch.empty(blocks, BLOCK)
+        words, owner = torch.zeros(blocks, BLOCK // WORD, dtype=torch.int32), torch.arange(blocks) % sites
+        _run(_from_words, W, words, torch.ones(sites, 4), owner, out)
+
+
 def _run(function: Callable[..., Any], *inputs: Any) -> Any:
     # One kernel for all networks: the number of blocks and of sites is left open.
     for tensor in inputs:

@@ -17,14 +17,16 @@ for each set of scalars, so one where a layer shares them. The scalars are (rows
 `compiled`.
 
 The choice of kernels is one setting for the whole process, since it is about the machine and not about a domain:
-"eager", the default, or "compiled". A run, its checkpoints and packs do not depend on it. The environment variable
-`POLYMASK_KERNELS` sets it for programs that do not, and for the processes they start.
+"eager", the default, "compiled", or "auto", eager until compiled ones are there. A run, its checkpoints and packs do
+not depend on it. The environment variable `POLYMASK_KERNELS` sets it for programs that do not, and for the processes
+they start.
 """
 
 import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from math import prod
 from typing import Any
@@ -277,24 +279,30 @@ def _scalar_shape(ks: Sequence[Tensor | float], dimensions: int) -> tuple[int, .
     return shapes[0] if shapes else (1,) * dimensions
 
 
-KINDS = ("eager", "compiled")
+KINDS = ("eager", "compiled", "auto")
 VARIABLE = "POLYMASK_KERNELS"
 LOG = logging.getLogger("polymask")
 
 _chosen: str | None = None
+_choice = 0  # how often something was chosen
 
 
 def set_kernels(kind: str) -> str:
     """Choose "eager" or "compiled" kernels; what is in use from now on.
 
     "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first. Where it does not work,
-    a notice says so and the kernels are eager. Weights are the same to the bit; gradients of compiled kernels differ in
-    rounding. The base's weights are moved into one buffer when they are first used, so a network that shared its memory
-    with it no longer does.
+    a notice says so and the kernels are eager. "auto", for inference, is eager at once, and compiled as soon as a
+    thread of low priority has compiled what inference needs, if it can: nothing waits for it. Weights are the same to
+    the bit; gradients of compiled kernels differ in rounding. The base's weights are moved into one buffer when they
+    are first used, so a network that shared its memory with it no longer does.
     """
-    global _chosen
+    global _chosen, _choice
     if kind not in KINDS:
-        raise PolymaskError(f"kernels {kind!r} are not known; they are {' or '.join(KINDS)}")
+        raise PolymaskError(f"kernels {kind!r} are not known; they are {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+    _choice += 1
+    if kind == "auto":
+        threading.Thread(target=_compile_aside, args=(_choice,), name="polymask-compile", daemon=True).start()
+        kind = "eager"
     if kind == "compiled" and (reason := _trouble()) is not None:
         LOG.warning("kernels cannot be compiled here (%s); eager ones are used", reason)
         kind = "eager"
@@ -309,6 +317,22 @@ def compiled_kernels() -> bool:
     if _chosen is None:
         set_kernels(os.environ.get(VARIABLE) or "eager")
     return _chosen == "compiled"
+
+
+def _compile_aside(choice: int) -> None:
+    """Compile what inference needs, and use it from then on unless something was chosen meanwhile."""
+    global _chosen
+    from polymask.methods.affine.compiled import try_inference
+
+    with suppress(AttributeError, OSError):  # where there are no such priorities
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    try:
+        try_inference()
+    except (RuntimeError, OSError) as error:
+        LOG.info("kernels cannot be compiled here (%s); eager ones are used", str(error).strip().partition("\n")[0])
+        return
+    if _choice == choice:
+        _chosen = "compiled"
 
 
 @cache
