@@ -37,10 +37,10 @@ from torch.nn.functional import cross_entropy
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
+from polymask.train.finishing import TRIED, loader_at
 from polymask.train.learn import make_loaders
 from polymask.train.minutes import Pace, plan_for, seconds_to_read, sides_for
 from polymask.train.recipe import RECIPES, method_by
-from polymask.train.size_at_test import TRIED, loader_at
 
 BASE, TIMM = "efficientnet-lite0", "efficientnet_lite0"
 DOMAINS = {

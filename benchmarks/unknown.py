@@ -31,8 +31,7 @@ from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
 from polymask.data.split import ArraySplit, Split, SubsetSplit
 from polymask.files import write_atomically
-from polymask.train.predict import NOTE, best_domains, likeness_cosines, read_likeness
-from polymask.train.unknown import feature_network
+from polymask.train.predict import NOTE, best_domains, feature_network, likeness_cosines, read_likeness
 
 SYNTHETIC = ("noise", "blank")
 NONE = "none of them"

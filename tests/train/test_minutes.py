@@ -16,7 +16,8 @@ from polymask.data.loader import Loader
 from polymask.data.split import ArraySplit
 from polymask.errors import PolymaskError, TrainingError
 from polymask.train import minutes
-from polymask.train.minutes import MOST, OFTEN, Pace, fit_head, learn_head, plan_for, plan_minutes
+from polymask.train.finishing import fit_head, learn_head
+from polymask.train.minutes import MOST, OFTEN, Pace, plan_for, plan_minutes
 from polymask.train.recipe import method_by
 
 SIDES = [64, 96, 128, 160, 224]

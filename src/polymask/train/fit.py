@@ -27,6 +27,7 @@ from polymask.data.loader import Loader
 from polymask.data.preprocess import augmenting
 from polymask.data.sets import title_of
 from polymask.errors import LostProcess, NotFinite, TrainingError
+from polymask.train.finishing import refit_head
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
 from polymask.train.predict import all_labels
 from polymask.train.recipe import Recipe, get_recipe
@@ -147,6 +148,8 @@ def fit(
 
     if domain.method.norm_reestimate and val is None:
         domain.reestimate_norms(base, (batch for batch, _ in images()))
+    if recipe.refit is not None:
+        refit_head(base, domain, train, val, recipe.refit)
     return run.history
 
 
@@ -211,6 +214,9 @@ def fit_joint(
         for domain, train in zip(domains, trains, strict=True):
             if domain.method.norm_reestimate:
                 domain.reestimate_norms(base, (batch for batch, _ in placed_batches(train, base, recipe)))
+    if recipe.refit is not None:
+        for domain, train, its in zip(domains, trains, vals, strict=True):
+            refit_head(base, domain, train, its, recipe.refit)
     return learner.histories
 
 

@@ -28,11 +28,11 @@ from polymask.data.preprocess import eval_transform, train_transform
 from polymask.data.sets import open_sets
 from polymask.errors import TrainingError
 from polymask.train.evaluation import Evaluation
+from polymask.train.finishing import choose_test_input, learn_head, loader_at
 from polymask.train.fit import Listener, Together, fit
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, measured_batches
 from polymask.train.recipe import Recipe, get_recipe, method_by
-from polymask.train.size_at_test import choose_test_input, loader_at
 from polymask.train.state import epochs_until_stalled
 from polymask.train.unknown import calibrate_on, can_calibrate, evenly
 
@@ -178,9 +178,9 @@ def learn(
         if sets.test is not None:
             sets = replace(sets, test=loader_at(data, data.test, domain.input))
     best = target.best(sides.values()) if sides else target.best(record.val_accuracy for record in history)
+    if recipe.refit is not None and not sides and sets.val is not None:
+        best = evaluate(base, domain, sets.val)
     if recipe.frozen_side is not None:
-        from polymask.train.minutes import learn_head
-
         rival, record = learn_head(base, data, recipe.frozen_side)
         if best is None or target.better(record.val_accuracy or 0.0, best):
             domain, history, sides, best = rival, [record], {}, record.val_accuracy

@@ -2,15 +2,10 @@
 
 A few timed steps tell what an image costs by its size; the number of images then says how large they can be and how
 often they can be seen. Larger images first, as long as each is seen often enough; then more epochs, up to a bound. The
-first half of the epochs has smaller images, and the size at test is chosen on val (see `size_at_test`).
+first half of the epochs has smaller images, and the size at test is chosen on val (see `finishing`).
 
-A head of frozen features takes one pass over the images only. Where there is no time for more it is the better one, so
-it is fitted too, and val decides which of the two is kept. It is a logistic regression:
-
-    minimise   mean cross-entropy(W z + b) + λ/2 |W|²,       z the features, each of mean 0 and deviation 1 on train
-
-by L-BFGS on all images at once, for falling λ, each from the solution before it; the best on val is kept. Means and
-deviations are then part of W and b, so the head is the usual one.
+A head of frozen features takes one pass over the images only (see `finishing`). Where there is no time for more it is
+the better one, so it is fitted too, and val decides which of the two is kept.
 """
 
 import time
@@ -21,21 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from polymask.core.base import Base
-from polymask.core.domain import Domain
 from polymask.core.method import Method
 from polymask.core.registry import new_domain
-from polymask.data.batches import Batches
 from polymask.data.cache import cache_splits, shrink_of
 from polymask.data.images import DomainData
 from polymask.data.split import SubsetSplit
 from polymask.errors import TrainingError
-from polymask.train.learner import DomainLearner, EpochRecord
+from polymask.train.finishing import TRIED, takes
+from polymask.train.learner import DomainLearner
 from polymask.train.recipe import Recipe
-from polymask.train.size_at_test import TRIED, loader_at, takes
 
 SIDES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384)
 OFTEN = 8  # epochs that come before larger images
@@ -46,8 +37,6 @@ FROZEN = 0.2  # of the time goes to a head of frozen features, at most
 MARGIN = 0.9  # of the time is planned for: machines do other things too
 _READ = 64  # images that are read to see how long it takes
 _STEPS = 3  # that are timed at each of two sides, after one that is not
-STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
-STEPS = 100  # of L-BFGS, for each λ
 
 
 @dataclass(frozen=True)
@@ -159,11 +148,14 @@ def _at_side(
     first = max((one for one in sides if one <= SMALLER * side), default=None)
     frozen = _frozen_side(pace, sides, images + val, seconds)
     once = (images + val) * MEASURING * pace.seconds(frozen)
+    once += 2 * (images + val) * MEASURING * pace.seconds(side)  # the head and what tells unknown images see them again
     once += val * MEASURING * sum(pace.seconds(round(factor * side)) for factor in (*TRIED, max(TRIED)))
     epoch = images * (pace.seconds(first or side) + pace.seconds(side)) / 2 + val * MEASURING * pace.seconds(side)
     epochs = max(1, min(MOST, int((seconds - once) / epoch)))
     first = first if epochs > 1 else None
     sizes: dict[str, Any] = {"side": side, "first_side": first, "test_side": "auto", "frozen_side": frozen}
+    if recipe.refit is None:
+        sizes["refit"] = "auto"
     return Plan(replace(recipe, name="minutes", epochs=epochs, resized=None, **sizes), once + epochs * epoch)
 
 
@@ -171,66 +163,3 @@ def _frozen_side(pace: Pace, sides: Sequence[int], images: int, seconds: float) 
     """The largest side at which one pass takes at most a small share of the time; the smallest where none does."""
     cheap = [side for side in sides if images * MEASURING * pace.seconds(side) <= FROZEN * seconds]
     return max(cheap, default=sides[0])
-
-
-def learn_head(base: Base, data: DomainData, side: int) -> tuple[Domain, EpochRecord]:
-    """A domain that is a head alone, for images of this size, and what it reaches."""
-    domain = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
-    domain.input = replace(base.input.at(side), squash=data.squash)
-    record = fit_head(base, domain, *(loader_at(data, split, domain.input) for split in (data.train, data.val)))
-    return domain.restore(domain.stored()), record
-
-
-def fit_head(base: Base, domain: Domain, train: Batches, val: Batches) -> EpochRecord:
-    """Fit the head of a domain whose features stay as they are; what it reaches, as an only epoch."""
-    head = domain.head
-    if head is None or domain.target.kind != "classes":
-        raise TrainingError("a logistic regression needs a head for classes")
-    features, labels = gathered(base, domain, train)
-    seen, truths = gathered(base, domain, val)
-    mean, deviation = features.mean(0), features.std(0).clamp(min=1e-6)
-    features, seen = (features - mean) / deviation, (seen - mean) / deviation
-    weight = torch.zeros(head.out_features, head.in_features, device=features.device, requires_grad=True)
-    bias = torch.zeros(head.out_features, device=features.device, requires_grad=True)
-    best, kept, record = -1.0, (weight.detach(), bias.detach()), EpochRecord(0, 0.0, 0.0, None)
-    for strength in STRENGTHS:
-        _minimise(features, labels, weight, bias, strength)
-        with torch.no_grad():
-            logits = features @ weight.T + bias
-            accuracy = _percent_right(seen @ weight.T + bias, truths)
-            loss = float(cross_entropy(logits, labels))
-        if accuracy > best:
-            best, kept = accuracy, (weight.detach().clone(), bias.detach().clone())
-            record = EpochRecord(0, loss, _percent_right(logits, labels), accuracy)
-    with torch.no_grad():
-        head.weight.copy_(kept[0] / deviation)
-        head.bias.copy_(kept[1] - (kept[0] / deviation) @ mean)
-    return record
-
-
-def _percent_right(logits: Tensor, labels: Tensor) -> float:
-    return 100 * float((logits.argmax(1) == labels).float().mean())
-
-
-def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> None:
-    solver = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        solver.zero_grad()
-        value = cross_entropy(features @ weight.T + bias, labels) + strength / 2 * weight.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    with torch.enable_grad():
-        solver.step(loss)  # type: ignore[no-untyped-call]
-
-
-@torch.no_grad()
-def gathered(base: Base, domain: Domain, batches: Batches) -> tuple[Tensor, Tensor]:
-    """The features of all images, float32 (N, F), and their labels."""
-    features, truths = [], []
-    with domain.in_mode(training=False):
-        for images, labels in batches.batches():
-            features.append(domain.features(base, base.placed(images)).float())
-            truths.append(labels.to(base.device))
-    return torch.cat(features), torch.cat(truths)

@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.network import copy_with, put_module
+from polymask.core.network import copy_with, put_module, structural_copy, tensor_of
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, split_score
 from polymask.data.batches import Batches, as_batches, parts_of
@@ -116,6 +116,16 @@ def outputs(
 def network(base: Base, domain: Domain) -> Network:
     """What runs a domain at inference: its merged network, or itself if it cannot be merged."""
     return domain.merged(base) if domain.method.mergeable else partial(domain.frozen(), base)
+
+
+def feature_network(base: Base, domain: Domain) -> Network:
+    """What the head sees of images, at inference."""
+    if not domain.method.mergeable:
+        return partial(domain.frozen().features, base)
+    headless = structural_copy(domain)
+    headless.head = None
+    net = headless.merged(base).eval()
+    return lambda images: tensor_of(net(images))
 
 
 def own_network(base: Base, moved: Mapping[str, Tensor] | None = None) -> nn.Module:

@@ -34,6 +34,7 @@ _NEWER = (
     "first_side",
     "test_side",
     "frozen_side",
+    "refit",
 )  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
 DECAYS = ("transform_decay", "weight_decay", "head_decay")
@@ -150,6 +151,8 @@ class Recipe:
     """Side of the images after training: pixels, or auto, the best of several on val; as in training unless given."""
     frozen_side: int | None = None
     """Side of the images for a head of frozen features, which is fitted too and kept where it is better on val."""
+    refit: float | Literal["auto"] | None = None
+    """Fit the head again after training, by a logistic regression with this penalty; auto takes the best on val."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """The least and the largest share of an image's area that a training crop covers."""
     mirror: bool | None = None
@@ -186,9 +189,9 @@ class Recipe:
         for name in ("side", "first_side", "resized", "test_side", "frozen_side"):
             if isinstance(pixels := getattr(self, name), int) and not 1 <= pixels <= LARGEST_SIDE:
                 raise RecipeError(f"{name}={pixels} must be from 1 to {LARGEST_SIDE:,} pixels")
-        for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup"):
+        for name in (*RATES, *DECAYS, "momentum", "head_momentum", "warmup", "refit"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
+            if isinstance(value, int | float) and not 0 <= value < math.inf:
                 raise RecipeError(f"{name}={value} cannot be negative or infinite")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise RecipeError(f"crop_scale={self.crop_scale} must be a range within (0, 1]")

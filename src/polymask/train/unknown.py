@@ -1,8 +1,7 @@
 """Teach a domain that is there already to tell unknown images: one pass over images of its classes, no training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,14 @@ from torch import Tensor
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.network import structural_copy, tensor_of
 from polymask.core.unknown import FEWEST, RANK, Observed, Rule, Unknown, calibration_error, fit_unknown
 from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.errors import DataError, DomainError
-from polymask.train.predict import all_labels
-from polymask.train.size_at_test import loader_at
+from polymask.train.finishing import loader_at
+from polymask.train.predict import all_labels, feature_network
 
 RULE: Rule = "mahalanobis"
 _IMAGES, _OF_CLASS = 2048, 20  # training images that are looked at: so many, or so many of each class
@@ -116,16 +114,6 @@ def observe(base: Base, domain: Domain, batches: Batches, most: int | None = Non
     features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
     logits = torch.cat([domain.classify(some.to(base.device)).float().cpu() for some in torch.split(features, 1024)])
     return Observed(features, logits, labels)
-
-
-def feature_network(base: Base, domain: Domain) -> Callable[[Tensor], Tensor]:
-    """What the head sees of images (N, C, H, W)."""
-    if not domain.method.mergeable:
-        return partial(domain.frozen().features, base)
-    headless = structural_copy(domain)
-    headless.head = None
-    net = headless.merged(base).eval()
-    return lambda images: tensor_of(net(images))
 
 
 def _counted(batches: Batches, most: int | None) -> Iterator[tuple[Tensor, Tensor]]:

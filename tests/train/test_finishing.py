@@ -1,4 +1,4 @@
-"""The size of images at test: chosen on val, kept in the pack, for networks that take other sizes."""
+"""What is settled after training: the head, fitted again, and the size of images at test, chosen on val."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from polymask.cli import main
 from polymask.data.images import DomainData
 from polymask.data.split import ArraySplit
 from polymask.errors import PolymaskError, TrainingError
-from polymask.train.size_at_test import choose_test_input, measured_at
+from polymask.train.finishing import choose_test_input, measured_at
 
 SPEC = pm.InputSpec(shape=(3, 24, 24), mean=(0.5,) * 3, std=(0.5,) * 3)
 RECIPE = pm.get_recipe("quick", epochs=2, batch_size=8, side=24)
@@ -50,7 +50,7 @@ def favourite(monkeypatch):
             assert images is data.val
             return float(spec.side == side) + float(spec.crop == crop)
 
-        monkeypatch.setattr("polymask.train.size_at_test.measured_at", measure)
+        monkeypatch.setattr("polymask.train.finishing.measured_at", measure)
         return asked
 
     return favour
@@ -140,3 +140,61 @@ def test_the_command_says_what_it_chose(tmp_path, monkeypatch, capsys):
     words = ["learn", "shades", "--data", "images", "--method", "classifier-only", "--epochs", "1", "--side", "32"]
     assert main([*words, "--test-side", "auto"]) == 0
     assert "fed at" in capsys.readouterr().out
+
+
+RECIPES = {
+    "one way to learn nothing": {"rate": 0.0, "head_rate": 0.0},
+    "learning": {"rate": 1e-3, "head_rate": 1e-2},
+}
+
+
+@pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("refit", [0.01, "auto"])
+def test_a_head_that_is_fitted_again_is_never_worse_on_val(data, fields, refit):
+    base = base_of()
+    results = {}
+    for chosen in (None, refit):
+        learned = pm.learn(base, data, "affine-full", pm.get_recipe(RECIPE, **fields, refit=chosen), progress=False)
+        loader = pm.make_loaders(data, base.input, RECIPE).val
+        results[chosen] = pm.evaluate(base, learned.domain, loader)
+        assert learned.domain.metrics["val_accuracy"] >= results[chosen] - 1e-6
+    assert results[refit] >= results[None]
+    assert results[refit] == 100  # brightness is all that there is to see
+
+
+def test_nothing_but_the_head_is_fitted_again(data):
+    base = base_of()
+    plain, again = (
+        pm.learn(
+            base, data, "affine-full", pm.get_recipe(RECIPE, rate=1e-3, refit=refit), progress=False
+        ).domain.stored()
+        for refit in (None, "auto")
+    )
+    changed = {
+        name for name in plain if isinstance(plain[name], torch.Tensor) and not torch.equal(plain[name], again[name])
+    }
+    assert {name for name in changed if not name.startswith("unknown/")} <= {"head/weight", "head/bias"}
+
+
+def test_without_val_a_head_is_fitted_by_the_number_that_is_given(data):
+    base = base_of()
+    last = {"selection": "last", "train_on_val": True}
+    learned = pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit=0.01), progress=False)
+    assert learned.test_accuracy == 100
+    with pytest.raises(TrainingError, match="give a number"):
+        pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit="auto"), progress=False)
+
+
+def test_domains_that_learn_together_have_their_heads_fitted_again(data):
+    base = base_of()
+    loaders = pm.make_loaders(data, base.input, RECIPE)
+    lesson = pm.Lesson(data.classes, loaders.train, loaders.val, loaders.test)
+    fitted = pm.fit_all(
+        base, {"one": lesson, "two": lesson}, "mtan", pm.get_recipe(RECIPE, rate=0.0, head_rate=0.0, refit="auto")
+    )
+    assert [pm.evaluate(base, domain, loaders.val) for domain in fitted.domains.values()] == [100, 100]
+
+
+def test_a_penalty_below_zero_is_refused():
+    with pytest.raises(PolymaskError, match="refit=-1"):
+        pm.get_recipe("quick", refit=-1)

@@ -1,0 +1,204 @@
+"""What is settled once the loop of training is over, on val where there is one: the head, and the size at test.
+
+**The head.** It learns by small steps while the features under it still move. A logistic regression on the features as
+they are in the end finds the best one for them:
+
+    minimise   mean cross-entropy(W z + b) + λ/2 |W|²,       z the features, each of mean 0 and deviation 1 on train
+
+by L-BFGS on all images at once, for falling λ, each from the solution before it. Means and deviations are then part of
+W and b, so the head is the usual one. The same on the base's own features gives a domain without training.
+
+**The size.** Random crops make things look larger in training than a centre crop of the same size does at test, so a
+network often sees more on larger images than it was trained on (arXiv 1906.06423). Which size is best depends on the
+images: it is measured on val, for the domain as it is, and kept in the domain's input.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.input import InputSpec
+from polymask.core.registry import new_domain
+from polymask.data.batches import Batches
+from polymask.data.cache import cache_splits
+from polymask.data.images import DomainData
+from polymask.data.loader import Loader
+from polymask.data.preprocess import Preprocess, eval_transform
+from polymask.data.split import Split
+from polymask.errors import TrainingError
+from polymask.train.learner import EpochRecord
+from polymask.train.predict import evaluate, feature_network
+from polymask.train.recipe import LARGEST_SIDE, Recipe
+
+STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
+STEPS = 100  # of L-BFGS, for each λ
+TRIED = (1.0, 7 / 6, 4 / 3, 5 / 3)  # times the side in training
+STEP = 8  # pixels: sides are multiples
+
+
+def choose_test_input(
+    base: Base, domain: Domain, data: DomainData, recipe: Recipe
+) -> tuple[InputSpec, dict[str, float]]:
+    """How the domain's images are best fed, and what each way gives on val, by side and share of the crop.
+
+    The sides come first, with the crop of training; then the whole short side at the best of them. Of equal results
+    the first counts, which is the smaller size.
+    """
+    spec = domain.input
+    if recipe.test_side is None:
+        return spec, {}
+    if recipe.test_side != "auto":
+        chosen = spec.at(int(recipe.test_side))
+        if not takes(base, domain, chosen):
+            raise TrainingError(f"{base.name} does not take images of {chosen.size}; leave test_side={chosen.side} out")
+        return chosen, {}
+    if recipe.train_on_val:
+        raise TrainingError("test_side='auto' is chosen on val, and train_on_val leaves none; give a number of pixels")
+    found: dict[InputSpec, float] = {}
+    for candidate in _sides(spec):
+        if candidate == spec or takes(base, domain, candidate):
+            found[candidate] = measured_at(base, domain, data, data.val, candidate)
+    best = _best(domain, found)
+    if not spec.squash and best.crop < 1:
+        whole = replace(best, crop=1.0)
+        found[whole] = measured_at(base, domain, data, data.val, whole)
+        best = _best(domain, found)
+    return best, {f"{one.side} px, crop {one.crop:.3g}": value for one, value in found.items()}
+
+
+def measured_at(base: Base, domain: Domain, data: DomainData, split: Split, spec: InputSpec) -> float:
+    """What a domain reaches on a split whose images are fed in another way."""
+    return evaluate(base, domain, loader_at(data, split, spec))
+
+
+def loader_at(data: DomainData, split: Split, spec: InputSpec) -> Loader:
+    """Batches of a split for measuring, decoded for this size."""
+    preprocess = eval_transform(data, spec)
+    (cache,) = cache_splits([split], preprocess.shrink)
+    return Loader(cache, preprocess, batch_size=64)
+
+
+def _sides(spec: InputSpec) -> Iterator[InputSpec]:
+    yield spec
+    tried = {STEP * round(factor * spec.side / STEP) for factor in TRIED[1:]}
+    for side in sorted(tried):
+        if spec.side < side <= LARGEST_SIDE:
+            yield spec.at(side)
+
+
+@torch.no_grad()
+def takes(base: Base, domain: Domain, spec: InputSpec) -> bool:
+    """Whether the network runs on images of this size: transformers with fixed positions do not."""
+    try:
+        with domain.in_mode(training=False):
+            domain(base, base.placed(torch.zeros(1, *spec.shape)))
+    except (RuntimeError, AssertionError, ValueError):
+        return False
+    return True
+
+
+def _best(domain: Domain, found: dict[InputSpec, float]) -> InputSpec:
+    best = next(iter(found))
+    for candidate, value in found.items():
+        if domain.target.better(value, found[best]):
+            best = candidate
+    return best
+
+
+def learn_head(base: Base, data: DomainData, side: int) -> tuple[Domain, EpochRecord]:
+    """A domain that is a head alone, for images of this size, and what it reaches."""
+    domain = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
+    domain.input = replace(base.input.at(side), squash=data.squash)
+    train, val = (loader_at(data, split, domain.input) for split in (data.train, data.val))
+    record = fit_head(base, domain, train, val)
+    return domain.restore(domain.stored()), record
+
+
+def refit_head(
+    base: Base, domain: Domain, train: Batches, val: Batches | None, strength: float | Literal["auto"]
+) -> None:
+    """Fit the head again on the features that were learned; with val, only where that is better there."""
+    if domain.head is None or domain.target.kind != "classes":
+        raise TrainingError(f"refit is for classes, and this is a domain of {domain.target.kind}; leave it out")
+    if strength == "auto" and val is None:
+        raise TrainingError("refit='auto' is chosen on val, and there is none; give a number, such as 0.01")
+    before = {name: tensor.clone() for name, tensor in domain.head.state_dict().items()}
+    reached = None if val is None else evaluate(base, domain, val)
+    record = fit_head(base, domain, _as_at_test(train), val, STRENGTHS if strength == "auto" else (float(strength),))
+    if reached is not None and (record.val_accuracy or 0.0) < reached:
+        domain.head.load_state_dict(before)
+
+
+def _as_at_test(train: Batches) -> Batches:
+    """Training images as they are fed at test, where they are decoded here."""
+    if not isinstance(train, Loader):
+        return train
+    return Loader(train.cache, Preprocess(train.spec), batch_size=64)
+
+
+def fit_head(
+    base: Base, domain: Domain, train: Batches, val: Batches | None, strengths: Sequence[float] = STRENGTHS
+) -> EpochRecord:
+    """Fit the head to features as they are; what it reaches, as an only epoch.
+
+    Of several strengths the best on val is kept, of equal ones the strongest; without val the last.
+    """
+    head = domain.head
+    if head is None or domain.target.kind != "classes":
+        raise TrainingError("a logistic regression needs a head for classes")
+    features, labels = gathered(base, domain, train)
+    mean, deviation = features.mean(0), features.std(0).clamp(min=1e-6)
+    features = (features - mean) / deviation
+    held_out = None if val is None else gathered(base, domain, val)
+    weight = torch.zeros(head.out_features, head.in_features, device=features.device, requires_grad=True)
+    bias = torch.zeros(head.out_features, device=features.device, requires_grad=True)
+    kept, record = (weight, bias), EpochRecord(0, 0.0, 0.0, None)
+    for strength in strengths:
+        _minimise(features, labels, weight, bias, strength)
+        found = _reached(features, labels, weight, bias)
+        accuracy = None
+        if held_out is not None:
+            accuracy = _reached((held_out[0] - mean) / deviation, held_out[1], weight, bias)[1]
+        if accuracy is None or record.val_accuracy is None or accuracy > record.val_accuracy:
+            kept = weight.detach().clone(), bias.detach().clone()
+            record = EpochRecord(0, *found, accuracy)
+    with torch.no_grad():
+        head.weight.copy_(kept[0] / deviation)
+        head.bias.copy_(kept[1] - (kept[0] / deviation) @ mean)
+    return record
+
+
+@torch.no_grad()
+def _reached(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> tuple[float, float]:
+    """Loss and accuracy in percent."""
+    logits = features @ weight.T + bias
+    return float(cross_entropy(logits, labels)), 100 * float((logits.argmax(1) == labels).float().mean())
+
+
+def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> None:
+    solver = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        value = cross_entropy(features @ weight.T + bias, labels) + strength / 2 * weight.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        solver.step(loss)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def gathered(base: Base, domain: Domain, batches: Batches) -> tuple[Tensor, Tensor]:
+    """The features of all images, float32 (N, F), and their labels."""
+    run, features, truths = feature_network(base, domain), [], []
+    for images, labels in batches.batches():
+        features.append(run(base.placed(images)).float())
+        truths.append(labels.to(base.device))
+    return torch.cat(features), torch.cat(truths)
