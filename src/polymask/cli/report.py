@@ -207,13 +207,16 @@ class AccountVerb(Verb):
     """Domains in all, the base's own among them."""
     classes: int = 0
     """Classes of a new domain; the head is reported, never counted in #Params."""
+    precision: Literal[16, 32] = 32
+    """Bits of a number in norms, scalars and head: 32 as the paper counts, 16 as `learn` keeps them."""
 
     def run(self) -> dict[str, Any]:
         from polymask.core.accounting import account
         from polymask.nets.zoo import load_base
 
         base = load_base(self.base, pretrained=False, device="meta")
-        return account(base, self.method, domains=self.domains, classes=self.classes).to_json()
+        found = account(base, self.method, domains=self.domains, classes=self.classes, precision=self.precision)
+        return found.to_json()
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         rows = [

@@ -14,7 +14,7 @@ as torch's own counter does it; norms, activations and copies are not.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -42,6 +42,7 @@ COMPONENTS = (
     "head",
 )
 _ONCE = ("index", "shared")
+_ROUNDED = ("scalars", "norm_affine", "norm_statistics", "bias", "head")  # to 16 bits, once a domain has learned
 _EACH = ("mask", "scalars", "norm_affine", "bias", "weights")  # of every domain, in the paper
 
 
@@ -64,10 +65,13 @@ class Account:
         return asdict(self)
 
 
-def account(base: Base, method: str | Method, *, domains: int = 2, classes: int = 0) -> Account:
+def account(
+    base: Base, method: str | Method, *, domains: int = 2, classes: int = 0, precision: Literal[16, 32] = 32
+) -> Account:
     """The cost of `domains` domains, the base's own included, each with a head for `classes`.
 
-    Only shapes matter: a base on the meta device will do.
+    `precision` is that of norms, scalars and head: 32 bits as the paper counts, 16 as `learn` keeps them. Only shapes
+    matter: a base on the meta device will do.
 
         >>> import polymask as pm
         >>> base = pm.load_base("decathlon-wrn28", pretrained=False, device="meta")
@@ -84,16 +88,19 @@ def account(base: Base, method: str | Method, *, domains: int = 2, classes: int 
     if isinstance(method, str):
         method = create_method(method)
     names = [f"class {i}" for i in range(classes)] or None
-    return account_fitted(base, [skeleton(base, method.for_domains(domains), names)], domains=domains)
+    domain = skeleton(base, method.for_domains(domains), names)
+    return account_fitted(base, [domain], domains=domains, precision=precision)
 
 
-def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int) -> Account:
+def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int, precision: Literal[16, 32] = 32) -> Account:
     """The cost of `domains` domains that are on average like those that have been learned.
 
     A method may find out only while learning what it stores: CovNorm keeps as many components as it needs.
     """
     method = fitted[-1].method
     found = [component_bits(domain) for domain in fitted]
+    if precision == 16:
+        found = [{name: n // 2 if name in _ROUNDED else n for name, n in one.items()} for one in found]
     mean = {name: sum(one[name] for one in found) // len(found) for name in COMPONENTS}
     components = found[-1] if method.cumulative else mean  # the last one has all that came before
     size = _parameters(base)
@@ -120,7 +127,43 @@ def bits_per_weight(base: Base, domain: Domain) -> float:
     """Bits of a domain's pack for each parameter of the base, without its head and its rule for unknown images."""
     beside = domain.beside()
     stored = {n: s for n, s in domain.stored().items() if n not in beside and not n.startswith(("head/", "unknown/"))}
-    return sum(map(_bits, stored.values())) / _parameters(base)
+    return sum(_bits(s) // (2 if _holds_halves(s) else 1) for s in stored.values()) / _parameters(base)
+
+
+_UNIT = 2.0**-11  # half of the last place of a number of 16 bits, relative to it
+
+
+@torch.no_grad()
+def in_halves(domain: Domain) -> dict[str, Stored]:
+    """Everything that a domain stores, with its norms, scalars and head rounded to numbers that 16 bits hold.
+
+    Numbers of 16 bits have eleven places from 6e-5 to 65504 and fewer below. A tensor is rounded where none of its
+    numbers moves by more than 2^-11 of itself or of the tensor's root mean square, whichever is larger; another stays
+    as it is. So statistics keep their eleven places however small a layer's variances are, one that is next to nothing
+    beside the others of its layer moves by less than a norm's eps lets matter, and what is too large is not touched.
+    """
+    stored = domain.stored()
+    kinds = {f"{place}/{name}": part.component(name) for place, part in domain.named_parts() for name in part.stored()}
+    kinds |= {f"norm/{place}/{n}": norm.component(n) for place, norm in domain.named_norms() for n in norm.stored()}
+    for name, tensor in stored.items():
+        kind = "head" if name.startswith("head/") else kinds.get(name)
+        if kind in _ROUNDED and isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32:
+            stored[name] = _rounded(tensor)
+    return stored
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    halves = tensor.half().float()
+    scale = tensor.double().square().mean().sqrt().float()
+    near = (halves - tensor).abs() <= _UNIT * torch.maximum(tensor.abs(), scale)
+    return halves if bool(near.all()) else tensor.clone()
+
+
+def _holds_halves(stored: Stored) -> bool:
+    """Whether a pack keeps a tensor of 32 bits in 16."""
+    if isinstance(stored, Bits) or stored.dtype != torch.float32 or stored.is_meta:
+        return False
+    return torch.equal(stored.half().float(), stored)
 
 
 def component_bits(domain: Domain) -> dict[str, int]:

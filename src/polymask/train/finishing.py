@@ -1,4 +1,4 @@
-"""What is settled once the loop of training is over, on val where there is one: the head, and the size at test.
+"""What is settled once the loop of training is over, on val where there is one: the head, the size at test, 16 bits.
 
 **The head.** It learns by small steps while the features under it still move. A logistic regression on the features as
 they are in the end finds the best one for them:
@@ -11,21 +11,24 @@ W and b, so the head is the usual one. The same on the base's own features gives
 **The size.** Random crops make things look larger in training than a centre crop of the same size does at test, so a
 network often sees more on larger images than it was trained on (arXiv 1906.06423). Which size is best depends on the
 images: it is measured on val, for the domain as it is, and kept in the domain's input.
+
+**16 bits.** Norms, scalars and head are rounded to numbers that 16 bits hold, unless val says that this costs anything.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from polymask.core.accounting import in_halves
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
 from polymask.core.registry import new_domain
-from polymask.data.batches import Batches
+from polymask.data.batches import Batches, as_batches
 from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData
 from polymask.data.loader import Loader
@@ -33,8 +36,12 @@ from polymask.data.preprocess import Preprocess, eval_transform
 from polymask.data.split import Split
 from polymask.errors import TrainingError
 from polymask.train.learner import EpochRecord
-from polymask.train.predict import evaluate, feature_network
+from polymask.train.predict import all_labels, evaluate, feature_network
 from polymask.train.recipe import LARGEST_SIDE, Recipe
+from polymask.train.state import copied
+
+if TYPE_CHECKING:
+    from polymask.train.ranks import Ranks
 
 STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
 STEPS = 100  # of L-BFGS, for each λ
@@ -202,3 +209,24 @@ def gathered(base: Base, domain: Domain, batches: Batches) -> tuple[Tensor, Tens
         features.append(run(base.placed(images)).float())
         truths.append(labels.to(base.device))
     return torch.cat(features), torch.cat(truths)
+
+
+def round_numbers(base: Base, domain: Domain, val: Any, before: float | None, ranks: "Ranks | None") -> bool:
+    """Round norms, scalars and head to 16 bits, unless val says that this costs anything; whether they are.
+
+    `before` is what val says of the domain as it is, where that is known. A tenth of a percent may be lost, or one
+    image.
+    """
+    exact = copied(domain.stored())
+    if val is None:
+        domain.restore(in_halves(domain))
+        return True
+    batches, measure = as_batches(val, domain.input, domain.classes), evaluate if ranks is None else ranks.evaluate
+    before = measure(base, domain, batches) if before is None else before
+    domain.restore(in_halves(domain))
+    after = measure(base, domain, batches)
+    lost = after - before if domain.target.lower_is_better else before - after
+    allowed = max(0.1, 100 / len(all_labels(batches))) if domain.target.kind == "classes" else 1e-3 * abs(before)
+    if lost > allowed:
+        domain.restore(exact)
+    return lost <= allowed

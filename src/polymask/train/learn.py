@@ -28,7 +28,7 @@ from polymask.data.preprocess import eval_transform, train_transform
 from polymask.data.sets import open_sets
 from polymask.errors import TrainingError
 from polymask.train.evaluation import Evaluation
-from polymask.train.finishing import choose_test_input, learn_head, loader_at
+from polymask.train.finishing import choose_test_input, learn_head, loader_at, round_numbers
 from polymask.train.fit import Listener, Together, fit
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, measured_batches
@@ -185,8 +185,12 @@ def learn(
         if best is None or target.better(record.val_accuracy or 0.0, best):
             domain, history, sides, best = rival, [record], {}, record.val_accuracy
             sets = replace(sets, test=None if data.test is None else loader_at(data, data.test, domain.input))
+    otherwise, rounded = recipe.test_side is not None or recipe.frozen_side is not None, False
+    if recipe.precision != 32:
+        val = loader_at(data, data.val, domain.input) if otherwise and sets.val is not None else sets.val
+        known = best if recipe.selection == "best" and len(domain.method.stages) == 1 else None
+        rounded = round_numbers(base, domain, val, known, ranks)
     if leads:
-        otherwise = recipe.test_side is not None or recipe.frozen_side is not None
         _keep_rule(base, domain, data, sets, fed_otherwise=otherwise)
     evaluation = result = None
     if sets.test is not None and target.kind == "classes":
@@ -200,7 +204,7 @@ def learn(
         about |= likeness_note(base, data.train)
     domain.recipe = recipe.to_json() | about
     measured: dict[str, Any] = {f"val_{target.metric}": best, f"test_{target.metric}": result}
-    measured |= {"bits_per_weight": bits_per_weight(base, domain)}
+    measured |= {"bits_per_weight": bits_per_weight(base, domain), "precision": 16 if rounded else 32}
     domain.metrics = measured | {"kept_epoch": _kept_epoch(domain.method, recipe, history, target)}
     domain.metrics |= {"val_by_test_side": sides} if sides else {}
     return Learned(domain, history, result, evaluation)

@@ -35,6 +35,7 @@ _NEWER = (
     "test_side",
     "frozen_side",
     "refit",
+    "precision",
 )  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
 DECAYS = ("transform_decay", "weight_decay", "head_decay")
@@ -77,7 +78,7 @@ def _fits(value: Any, kind: Any) -> bool:
 def _described(kind: Any) -> str:
     """What a field takes, as the end of an error."""
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
+        return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) in (Union, UnionType):
         return _described(get_args(kind)[0])
     if get_origin(kind) is tuple:
@@ -171,6 +172,8 @@ class Recipe:
     """Which epoch is kept: the best on val, or the last."""
     train_on_val: bool = False
     """Train on train and val together; goes with selection last."""
+    precision: Literal[16, 32] | None = None
+    """Bits of norms, scalars and head once a domain has learned: 16 unless given, where val allows it."""
     autocast: bool = False
     """Compute in bfloat16."""
     channels_last: bool = True
