@@ -20,7 +20,7 @@ from polymask.data.preprocess import Preprocess
 from polymask.data.split import ArraySplit, Labels, Split, SubsetSplit
 from polymask.errors import DataError, FileError, PackError
 from polymask.files import SUFFIX, json_object, write_atomically
-from polymask.train.size_at_test import loader_at
+from polymask.train.finishing import loader_at
 from polymask.train.unknown import observe
 
 _KEY = "polymask-exemplars"  # of the metadata of safetensors

@@ -38,10 +38,10 @@ from polymask.data.loader import Loader
 from polymask.data.preprocess import train_transform
 from polymask.data.split import JoinedSplit, Split
 from polymask.errors import DataError, DomainError, MethodError
+from polymask.train.finishing import loader_at
 from polymask.train.fit import Listener, fit
 from polymask.train.predict import NOTE, evaluate, likeness, network, read_likeness, write_likeness
 from polymask.train.recipe import Recipe, get_recipe
-from polymask.train.size_at_test import loader_at
 from polymask.train.unknown import observe
 
 Way = Literal["head", "norms", "mask"]
