@@ -32,7 +32,7 @@ from polymask.data.load import load_data
 from polymask.data.split import SubsetSplit
 from polymask.files import write_atomically
 from polymask.lifelong.exemplars import choose_exemplars, read_exemplars, with_exemplars_of, write_exemplars
-from polymask.train.size_at_test import loader_at
+from polymask.train.finishing import loader_at
 from polymask.train.unknown import observe
 
 KEPT = 20

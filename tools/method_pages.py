@@ -29,6 +29,7 @@ WORDS = {
     "index": "owner index (once)",
     "shared": "shared tensors (once)",
     "moved": "the moved base (in its place)",
+    "sources": "masks of other domains (in their packs)",
 }
 BASE = "torchvision:resnet50"
 

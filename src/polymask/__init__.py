@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from polymask.library.model import DomainModel, MultiDomainModel
     from polymask.library.versions import rollback
+    from polymask.lifelong.cross import bake
     from polymask.lifelong.extend import Extended, extend
     from polymask.methods.affine.formula import set_kernels
     from polymask.nets.zoo import import_torchvision, load_base
@@ -73,6 +74,7 @@ _HOME = {
     "InputError InterruptedTraining MethodError PackError PolymaskError TrainingError",
     "library.model": "DomainModel MultiDomainModel",
     "library.versions": "rollback",
+    "lifelong.cross": "bake",
     "lifelong.extend": "extend Extended",
     "methods.affine.formula": "set_kernels",
     "nets.zoo": "import_torchvision load_base",

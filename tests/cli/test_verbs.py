@@ -358,3 +358,27 @@ def test_learn_keeps_exemplars_only_where_it_is_asked_to(room, capsys):
     assert len(load_file(kept)["labels"]) == 6
     assert main(["learn", "kept", *SMALL, *quick[:-1], "-1", "--force"]) == 1
     assert "--keep-exemplars -1" in capsys.readouterr().err.strip().splitlines()[-1].replace("=", " ")
+
+
+def test_learn_from_other_domains_remove_and_bake(room, printed, capsys):
+    out = ["--out", "crossed"]
+    assert main(["learn", "source", *SMALL, "--epochs", "1", *out]) == 0
+    assert main(["learn", "mixed", *SMALL, "--method", "affine-mix", "--epochs", "1", "--from", "auto:3", *out]) == 0
+    assert "drawing on the masks of source" in capsys.readouterr().err
+    library = ["--library", "crossed"]
+    for words, problem in [
+        (["learn", "more", *SMALL, "--method", "affine-mix", *out], "affine-mix needs --from"),
+        (["learn", "more", *SMALL, "--from", "source", *out], "affine-full takes no --from"),
+        (["learn", "more", *SMALL, "--method", "affine-cross", "--from", "sorce", *out], "did you mean source"),
+        (["remove", "source", *library], "mixed draw on the masks of source"),
+        (["bake", "source", *library], "stands alone already"),
+    ]:
+        assert main(words) == 1
+        assert problem in capsys.readouterr().err.strip().splitlines()[-1]
+    image = next((room / "pictures").rglob("*.png"))
+    (before,) = printed("predict", "mixed", image, *library)
+    found = printed("bake", "mixed", *library)
+    assert found["sources"] == ["source"]
+    assert found["bytes"] > found["bytes_before"]
+    assert printed("remove", "source", *library)["broken"] == []
+    assert printed("predict", "mixed", image, *library) == [before]

@@ -19,7 +19,7 @@ from polymask.lifelong.exemplars import (
     with_exemplars_of,
     write_exemplars,
 )
-from polymask.train.size_at_test import loader_at
+from polymask.train.finishing import loader_at
 from polymask.train.unknown import calibrate_on, evenly
 
 QUICK = pm.get_recipe("quick", epochs=1, batch_size=8, side=16)

@@ -9,7 +9,7 @@ ROUTED = [name for name in EVERY if not pm.create_method(name).mergeable]
 MERGEABLE = [name for name in EVERY if name not in ROUTED]
 ONE_OF_A_KIND = {  # the first of its class, and those that store other tensors than it
     *{type(pm.create_method(name)): name for name in reversed(EVERY)}.values(),
-    *("affine-full-channel", "bn-only", "dan-diagonal", "piggyback"),
+    *("affine-full-channel", "affine-mix", "bn-only", "dan-diagonal", "piggyback"),
 }
 
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -19,7 +19,7 @@ from polymask.cli.verb import (
     size_text,
     table,
 )
-from polymask.errors import TrainingError
+from polymask.errors import MethodError, TrainingError
 from polymask.files import locked, write_atomically
 from polymask.train.recipe import RECIPES, Recipe, get_recipe
 
@@ -50,6 +50,9 @@ class TrainingVerb(ImagesVerb):
     @abstractmethod
     def out_file(self) -> Path:
         """The file to write, once its name is known to be good."""
+
+    def warn_of(self, target: Path) -> None:
+        """Say what else would change with the file that is replaced, if anything would."""
 
     @abstractmethod
     def chosen_recipe(self) -> Recipe:
@@ -94,6 +97,7 @@ class TrainingVerb(ImagesVerb):
                 return self.result(target)
             if not (self.resume and self.goes_on):
                 self.check_free(target)
+            self.warn_of(target)
             recipe = self.chosen_recipe()
             self.train(recipe, self.load_images())
             if not self.leads:
@@ -182,6 +186,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
     kernels: Literal["eager", "compiled"] | None = None
     """What computes masks; compiled is faster on large networks and needs a C++ compiler.
     The default is what POLYMASK_KERNELS says, or eager."""
+    from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """For affine-cross and affine-mix: domains of the library whose masks are drawn on, NAME,NAME, or auto:3 for the
+    three whose images look most alike."""
     keep_exemplars: int = 0
     """Keep so many images of each class beside the pack, for a later `extend`."""
     report: bool = False
@@ -216,6 +223,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
         check_name(self.name)
         return self.out / f"{self.name}.safetensors"
 
+    def warn_of(self, target: Path) -> None:
+        from polymask.pack.sources import dependents
+
+        if target.exists() and (users := dependents(target)):
+            self.say(f"{', '.join(users)} draw on the masks that {target} has now, and will lack them", style="yellow")
+
     def chosen_recipe(self) -> Recipe:
         from polymask.train.recipe import read_method
 
@@ -240,6 +253,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
         method = method_by(recipe, text.name, **text.options)
         method.check_own(False)  # these are one domain's images
         method.check_alone()
+        if method.takes_sources != (self.from_ is not None):
+            how = "needs --from NAME,… or --from auto:3" if method.takes_sources else "takes no --from"
+            raise MethodError(f"{text.name} {how}: affine-cross and affine-mix draw on masks of other domains")
         return method
 
     def load_images(self) -> "DomainData":
@@ -249,6 +265,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.registry import skeleton
+        from polymask.lifelong.cross import open_sources
         from polymask.lifelong.exemplars import check_each, choose_exemplars, write_exemplars
         from polymask.methods.affine.formula import set_kernels
         from polymask.report.learn_page import record_learning
@@ -260,6 +277,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
         if self.kernels is not None:
             set_kernels(self.kernels)
         base, method = self.open_base(self.base), self.chosen_method(recipe)
+        sources = open_sources(self.from_, self.out, base, data, without=self.name) if self.from_ is not None else {}
+        if sources:
+            self.say(f"drawing on the masks of {', '.join(sources)}")
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         if self.minutes is not None:
             recipe = self.planned(base, data, method, recipe)
@@ -275,7 +295,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
         if self.minutes is not None:
             write_atomically(self.plan_file, json.dumps(recipe.to_json(), indent=1).encode())
-        learned = learn(base, data, method, recipe, ranks=self.ranks, **options)
+        learned = learn(base, data, method, recipe, ranks=self.ranks, sources=sources, **options)
         if self.leads:
             learned.domain.save(self.out_file())
             if self.keep_exemplars:
@@ -321,6 +341,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         words += ["--recipe", self.recipe, "--seed", str(self.seed)]
         words += [] if self.limit is None else ["--limit", str(self.limit)]
         words += [] if self.target is None else ["--target", self.target]
+        words += [] if self.from_ is None else ["--from", self.from_]
         chosen = {} if self.minutes is None else {name: getattr(self.trained_by, name) for name in sorted(_PLANNED)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
         for name, value in (given_fields(self.overrides) | chosen).items():

@@ -1,4 +1,4 @@
-"""Verbs that change a domain that is there already: calibrate, extend, rollback."""
+"""Verbs that change a domain that is there already: calibrate, extend, rollback, bake, remove."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,3 +161,57 @@ class RollbackVerb(ChangeVerb):
         kept = ", ".join(map(str, result["versions"]))
         now, before = result["version"], result["version_before"]
         console.print(f"{result['pack']} is version {now} again; it was version {before}. Kept: {kept}", soft_wrap=True)
+
+
+@dataclass(kw_only=True)
+class BakeVerb(ChangeVerb, PackVerb):
+    """Let a pack hold the masks of other packs that it draws on, so that it stands alone."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.library.versions import keep_version
+        from polymask.lifelong.cross import bake
+
+        path = self.own_path()
+        with locked(path):
+            _, domain = self.open_domain()
+            before, sources = path.stat().st_size, [name for name, _ in domain.method.needs]
+            baked = bake(domain)
+            keep_version(path)
+            baked.save(path)
+        return {"pack": str(path), "sources": sources, "bytes_before": before, "bytes": path.stat().st_size}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        held = ", ".join(result["sources"])
+        sizes = f"{size_text(result['bytes_before'])} before, {size_text(result['bytes'])} now"
+        console.print(f"{result['pack']} holds the masks of {held}: {sizes}", soft_wrap=True)
+
+
+@dataclass(kw_only=True)
+class RemoveVerb(ChangeVerb):
+    """Remove a domain's pack; refused where others draw on its masks."""
+
+    force: bool = False
+    """Remove it though others draw on it, and say which ones that breaks."""
+
+    def run(self) -> dict[str, Any]:
+        from polymask.lifelong.exemplars import exemplars_path
+        from polymask.pack.sources import dependents
+
+        path = self.own_path()
+        if not path.is_file():
+            raise DomainError(f"there is no pack {path}")
+        with locked(path):
+            users = dependents(path)
+            if users and not self.force:
+                raise DomainError(
+                    f"{', '.join(users)} draw on the masks of {self.pack}; polymask bake them first, or --force to "
+                    "break them"
+                )
+            path.unlink()
+            exemplars_path(path).unlink(missing_ok=True)
+        return {"pack": str(path), "broken": users}
+
+    def present(self, result: dict[str, Any], console: "Console") -> None:
+        console.print(f"removed {result['pack']}", soft_wrap=True)
+        if result["broken"]:
+            console.print(f"{', '.join(result['broken'])} drew on it and cannot be loaded now", soft_wrap=True)

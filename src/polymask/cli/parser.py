@@ -35,7 +35,7 @@ _VERBS_OF = {
     "export": ("merge", "export"),
     "packs": ("list", "show", "push", "serve"),
     "answers": ("evaluate", "predict"),
-    "lifelong": ("calibrate", "extend", "rollback"),
+    "lifelong": ("calibrate", "extend", "rollback", "bake", "remove"),
     "benchmark": ("benchmark",),
     "report": ("report", "score", "account", "methods"),
     "parser": ("completion",),

@@ -112,7 +112,7 @@ def _options(kind: type, group: str) -> Iterator[Option]:
         needed = field.default is MISSING and field.default_factory is MISSING
         common = kind is not Verb and issubclass(kind, Verb) and field.name in everywhere
         yield Option(
-            name=field.name.replace("_", "-"),
+            name=field.name.rstrip("_").replace("_", "-"),  # `from_` is typed --from
             meaning=meanings.get(field.name, ""),
             group=NEEDED if needed else EVERYWHERE if common else group,
             positional=positional,

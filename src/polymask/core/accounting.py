@@ -39,6 +39,7 @@ COMPONENTS = (
     "index",  # which domain owns a weight: kept once for all domains
     "shared",  # tensors kept once for all domains
     "moved",  # what stands in place of the base's own weights, and adds nothing to them
+    "sources",  # masks of other domains, which their own packs hold
     "head",
 )
 _ONCE = ("index", "shared")

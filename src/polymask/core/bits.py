@@ -10,6 +10,8 @@ straight-through estimator), or the sigmoid around the threshold. Since h~' > 0,
 way that dE/dm asks for.
 """
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,6 +59,15 @@ class Bits:
     def of(cls, mask: Tensor) -> "Bits":
         """Pack a boolean tensor."""
         return cls(pack(mask), tuple(mask.shape))
+
+
+def digest_bits(masks: Mapping[str, Bits]) -> str:
+    """sha256 over the names, shapes and bits of masks, in order of names."""
+    found = hashlib.sha256()
+    for name, mask in sorted(masks.items()):
+        found.update(f"{name}\0{tuple(mask.shape)}\0".encode())
+        found.update(mask.to_bytes())
+    return found.hexdigest()
 
 
 def pack(mask: Tensor) -> Tensor:

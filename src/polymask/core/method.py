@@ -99,6 +99,7 @@ class AmongDomains:
     joint: ClassVar[bool] = False  # all domains are learned together, batch by batch
     settles: ClassVar[bool] = False  # `settle` changes domains, though none depends on another before
     needs_others: ClassVar[bool] = False  # one domain alone would be another method
+    takes_sources: ClassVar[bool] = False  # masks of domains that are there already are a part of it
 
     name: str
 
@@ -118,6 +119,25 @@ class AmongDomains:
                 f"{self.name or type(self).__name__} makes one update of what several domains changed, and this is "
                 "one domain: learn several together (fit_all, polymask benchmark), or take another method"
             )
+
+    @property
+    def needs(self) -> tuple[tuple[str, str], ...]:
+        """(name, digest of masks) of the packs that a pack by this method cannot do without."""
+        return ()
+
+    def drawing_on(self, sources: Mapping[str, "Domain"]) -> "Method":
+        """The method for a domain that draws on the masks of these."""
+        raise MethodError(
+            f"{self.name} draws on no other domains; leave sources out, or take affine-cross or affine-mix"
+        )
+
+    def draw_on(self, domain: "Domain", sources: Sequence["Domain"]) -> None:
+        """Give a new domain the masks of its sources, in their order."""
+        return
+
+    def bake(self, domain: "Domain") -> None:
+        """Let a domain hold all that it draws on, so that its pack stands alone."""
+        raise MethodError(f"a domain by {self.name} stands alone already")
 
     @property
     def alone(self) -> bool:

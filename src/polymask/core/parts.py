@@ -274,6 +274,7 @@ class BlockLinear(WideLinear):
     def __init__(self, head: nn.Linear, blocks: tuple[int, ...]) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.blocks = head.in_features, head.out_features, blocks
+        self.held = 0  # blocks, from the first on, whose logits say nothing to what learns
         self.weight, self.bias = head.weight, head.bias
 
     def forward(self, features: Tensor) -> Tensor:
@@ -281,7 +282,8 @@ class BlockLinear(WideLinear):
             return super().forward(features)
         features = features.to(self.weight.dtype)
         parts = zip(torch.split(self.weight, [*self.blocks]), torch.split(self.bias, [*self.blocks]), strict=True)
-        return torch.cat([F.linear(features, *part) for part in parts], -1)
+        logits = [F.linear(features, *part) for part in parts]
+        return torch.cat([part.detach() for part in logits[: self.held]] + logits[self.held :], -1)
 
 
 def in_blocks(head: nn.Linear | None, blocks: Any) -> BlockLinear:

@@ -1,1 +1,1 @@
-"""Domains that are there already, and change: new classes, and a few images kept for them."""
+"""Domains that are there already: new classes, a few images kept for that, and others that draw on their masks."""

@@ -10,10 +10,12 @@ Three ways, from the one that changes least to the one that can learn most:
 
     L = CE(z) + KL(softmax(z'/2) || softmax(z/2)) over the old classes
 
-z' are its logits on the new images. Statistics of norms stay as they were: the new images are only a part of the
-domain's. In the end the rows of new classes get the mean length of the old ones (arXiv 1911.07053), since nothing but
-the teacher speaks for old classes. What the pack keeps to tell unknown images stands for old images where rows are
-learned: features drawn around each old class. Where a few old images were kept, they are learned from as well.
+z' are its logits on the new images. Without old images the CE has no gradient by the logits of old classes: on new
+images alone it would only push them down. Statistics of norms stay as they were: the new images are only a part of the
+domain's. In the end the rows of new classes are learned again, as in `head`, under the network as it is then.
+
+What the pack keeps to tell unknown images stands for old images where rows are learned: features drawn around each old
+class. Where a few old images were kept, they are learned from as well.
 """
 
 from collections.abc import Sequence
@@ -30,7 +32,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import structural_copy
 from polymask.core.parts import BlockLinear, Objective
-from polymask.core.unknown import Observed
+from polymask.core.unknown import Observed, Unknown
 from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
@@ -86,7 +88,7 @@ def extend(
 
     `data` is what `load_data` takes or gives, with new classes alone. `exemplars` are old images with their labels.
     `recipe` is for the ways that train the network, and `teacher` the weight of what the old one says; with 0 it says
-    nothing, and new rows keep their length: plain training on the new images.
+    nothing: plain training on the new images.
     """
     recipe = get_recipe(recipe)
     if isinstance(data, str | Path):
@@ -97,7 +99,7 @@ def extend(
     train, val = (_shifted(split, first) for split in (data.train, data.val))
     seen = observe(base, old, loader_at(data, train, old.input))
     kept = None if exemplars is None else observe(base, old, loader_at(data, exemplars, old.input))
-    wider = _widened(old, data.classes, _new_rows(old, seen, kept, len(data.classes), seed))
+    wider = _widened(old, data.classes, _new_rows(old, seen, kept, len(data.classes), seed, old.unknown))
     if way == "head":
         held_out = _with_logits(wider, observe(base, old, loader_at(data, val, old.input)))
         if old.unknown is not None:
@@ -105,9 +107,13 @@ def extend(
     else:
         images = train if exemplars is None else JoinedSplit(train, exemplars)
         lesson = Teacher(base, old, wider, teacher) if teacher else None
+        assert isinstance(wider.head, BlockLinear)
+        wider.head.held = len(wider.head.blocks) - 1 if teacher and exemplars is None else 0
         _train(base, wider, data, images, way, recipe, seed=seed, listener=listener, also=lesson)
         if teacher:
-            _even_rows(wider, first)
+            seen = observe(base, wider, loader_at(data, train, old.input))
+            kept = None if exemplars is None else observe(base, wider, loader_at(data, exemplars, old.input))
+            _put_rows(wider, _new_rows(wider, seen, kept, len(data.classes), seed, old.unknown))
     return _measured(base, old, wider, data, way, exemplars)
 
 
@@ -157,25 +163,24 @@ def _with_logits(domain: Domain, seen: Observed) -> Observed:
         return replace(seen, logits=head(seen.features.to(head.weight.device)).float().cpu())
 
 
-def _new_rows(old: Domain, seen: Observed, kept: Observed | None, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def _new_rows(
+    domain: Domain, seen: Observed, kept: Observed | None, count: int, seed: int, known: Unknown | None
+) -> tuple[Tensor, Tensor]:
     """The rows that tell new classes from each other and from old ones, whose logits are fixed: a convex problem.
 
     min over V, c of  mean over classes of mean over their images of CE([z_old, V f + c]) + decay |V|² / 2
 
     with features f of mean 0 and mean square 1; both are folded into what is given.
     """
-    first = len(old.classes or [])
-    parts = [seen] if kept is None else [seen, kept]
-    if (
-        old.unknown is not None
-        and (drawn := old.unknown.imagined(_IMAGINED, torch.Generator().manual_seed(seed))) is not None
-    ):
+    first = int(seen.labels.min())  # of the new classes; a domain may have them already, to be learned again
+    parts = [replace(one, logits=one.logits[:, :first]) for one in (seen, kept) if one is not None]
+    drawn = None if known is None else known.imagined(_IMAGINED, torch.Generator().manual_seed(seed))
+    if drawn is not None:
         features = drawn.flatten(0, 1)
         with torch.no_grad():
-            logits = old.classify(features.to(seen.features.dtype).to(_device(old))).float().cpu()
+            logits = domain.classify(features.to(_device(domain))).float().cpu()[:, :first]
         # Of kept images nothing says what they show; and what is drawn where another class is nearer would mislead.
-        labels = logits.argmax(1)
-        parts.append(Observed(features, logits, labels))
+        parts.append(Observed(features, logits, logits.argmax(1)))
     features, fixed = (torch.cat([getattr(p, name) for p in parts]).double() for name in ("features", "logits"))
     labels = torch.cat([p.labels for p in parts])
     mean = features.mean(0)
@@ -218,7 +223,9 @@ class Teacher(Objective):
     def forward(self, images: Tensor, features: Tensor) -> Tensor:
         with torch.no_grad():
             then = self.old[0](images).float()
-        now = self.wider[0].classify(features).float()[:, : self.classes]
+        head, first = self.wider[0].head, self.classes
+        assert head is not None
+        now = F.linear(features.to(head.weight.dtype), head.weight[:first], head.bias[:first]).float()
         p, q = (F.log_softmax(logits / _TEMPERATURE, 1) for logits in (then, now))
         return self.weight * F.kl_div(q, p, reduction="batchmean", log_target=True)
 
@@ -241,14 +248,16 @@ def _train(
     batches = Loader(cache, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)
     fit(base, wider, batches, None, recipe, seed=seed, **how)
     wider.gathers_statistics, wider.input = True, spec
+    if isinstance(wider.head, BlockLinear):
+        wider.head.held = 0
 
 
 @torch.no_grad()
-def _even_rows(wider: Domain, first: int) -> None:
-    """Give the rows of new classes the mean length of the old ones."""
+def _put_rows(wider: Domain, rows: tuple[Tensor, Tensor]) -> None:
+    """Put rows in place of the last ones of a head."""
     assert wider.head is not None
-    lengths = wider.head.weight.norm(dim=1)
-    wider.head.weight[first:] *= lengths[:first].mean() / lengths[first:].mean().clamp_min(1e-12)
+    for tensor, new in zip((wider.head.weight, wider.head.bias), rows, strict=True):
+        tensor[-len(new) :] = new.to(tensor)
 
 
 def _measured(base: Base, old: Domain, wider: Domain, data: DomainData, way: Way, exemplars: Split | None) -> Extended:

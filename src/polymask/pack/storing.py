@@ -24,6 +24,7 @@ from polymask.pack.codec import BitArray
 from polymask.pack.format import BLOCKS, SHARED, TARGET, UNKNOWN, Manifest, read_pack, write_pack
 from polymask.pack.hub import local_pack
 from polymask.pack.shared import read_shared, write_shared
+from polymask.pack.sources import check_sources, read_sources
 
 RESPONSE = "base_response"  # the note of `recipe` that says what the base computes
 _APART = (RESPONSE, TARGET, SHARED, UNKNOWN, BLOCKS)  # notes that mean something, from format 1, 2, 3, 4 and 4 on
@@ -39,6 +40,7 @@ def save_domain(domain: Domain, path: str | Path) -> None:
             f"{path} is not written: the method has no registered name, so nobody could read "
             "it; register(name, method) and make the domain by that name"
         )
+    check_sources(Path(path), domain.method)
     tensors: dict[str, Array] = {}
     beside = domain.beside()
     shared = {n: t for n, t in domain.stored().items() if n in beside and isinstance(t, torch.Tensor)}
@@ -141,6 +143,8 @@ class OpenPack:
         stored = self.checked(domain.stored(), domain.beside())
         if manifest.beside is not None:
             stored |= _shared_by(path, domain, manifest)
+        if method.needs:
+            stored |= read_sources(path, method, {name: site.shape for name, site in sites.items()})
         return domain.restore(stored).to(base.device)
 
     def in_blocks(self, head: nn.Linear | None) -> nn.Linear | None:

@@ -174,6 +174,11 @@ def push(
         raise HubError(f"{repo} is not a repository; write USER/REPO")
     name = name or repo.partition("/")[2]
     check_name(name)
+    if needs := [source for source, _ in domain.method.needs]:
+        raise HubError(
+            f"the domain draws on the masks of {', '.join(needs)}, which {repo} would lack; bake it (polymask bake, or "
+            "polymask.bake) and push that"
+        )
     hub, pack = open_hub(token), f"{name}{SUFFIX}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / pack

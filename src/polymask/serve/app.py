@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -245,7 +246,7 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
         openapi_extra={"requestBody": {"required": True, "content": _PACK}},
         summary="Upload a pack: checked whole, then visible at once",
     )
-    async def put_domain(name: Name, request: Request, response: Response) -> answers.DomainDetail:
+    async def put_domain(name: Name, request: Request, response: Response, force: bool = False) -> answers.DomainDetail:
         kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0]
         if kind.strip().lower() != "application/octet-stream":
             raise Refusal(415, "send the pack as application/octet-stream")
@@ -255,7 +256,7 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
             upload = await engine.aside(library.new_upload, name)
             try:
                 await _receive(request, upload, engine, settings)
-                created = await engine.aside(library.adopt, name, upload)
+                created = await engine.aside(partial(library.adopt, name, upload, force=force))
             finally:
                 upload.unlink(missing_ok=True)
         response.status_code = 201 if created else 200
@@ -276,12 +277,12 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
     @routes.delete(
         "/v1/domains/{name}",
         status_code=204,
-        responses=problems(403, 404, 507),
+        responses=problems(403, 404, 409, 507),
         dependencies=[writer],
-        summary="Delete a pack",
+        summary="Delete a pack; refused where others draw on its masks, unless `force`",
     )
-    async def delete_domain(name: Name) -> None:
-        await engine.aside(library.remove, name)
+    async def delete_domain(name: Name, force: bool = False) -> None:
+        await engine.aside(partial(library.remove, name, force=force))
 
     return routes
 

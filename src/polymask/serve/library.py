@@ -29,6 +29,7 @@ from polymask.files import SUFFIX, check_name
 from polymask.library.versions import kept_versions, rollback
 from polymask.pack.format import PackInfo, inspect
 from polymask.pack.mould import Kind, Mould, kind_of, poured
+from polymask.pack.sources import MissingSource, dependents, masks_digest
 from polymask.pack.storing import load_domain, target_of
 from polymask.serve.settings import Refusal, ServeError, no_domain
 from polymask.train.predict import NOTE, read_likeness
@@ -158,7 +159,8 @@ class Library:
             if _stamp(entry.path) != entry.stamp:
                 raise PackReplaced(f"{entry.name} was replaced") from error
             reason = _without_paths(str(error), entry.path)
-            self.reject(entry.name, entry.stamp, reason)
+            if not isinstance(error, MissingSource):  # which may come back, and this pack is as it was
+                self.reject(entry.name, entry.stamp, reason)
             raise Refusal(409, f"the pack of {entry.name} cannot be served: {reason}") from error
         if _stamp(entry.path) != entry.stamp:
             raise PackReplaced(f"{entry.name} was replaced")
@@ -179,7 +181,7 @@ class Library:
         os.close(handle)
         return Path(path)
 
-    def adopt(self, name: str, upload: Path) -> bool:
+    def adopt(self, name: str, upload: Path, *, force: bool = False) -> bool:
         """Check an upload like any pack, then make it the domain's in one step.
 
         True if there was none of this name before. The upload is gone afterwards, either way.
@@ -189,11 +191,15 @@ class Library:
             entry = Entry(name, upload, (0, 0, 0), inspect(upload))
             self._check_head(entry)
             load_domain(upload, self.base)
+            if not force and path.is_file() and masks_digest(upload) != masks_digest(path):
+                self._check_unused(path, name, "replace", force=force)
             with upload.open("rb") as file:
                 os.fsync(file.fileno())
             upload.chmod(0o644)
             created = not path.exists()
             upload.replace(path)
+        except Refusal:
+            raise
         except PolymaskError as error:
             raise Refusal(422, _without_paths(str(error), upload)) from error
         except OSError as error:
@@ -202,9 +208,12 @@ class Library:
             upload.unlink(missing_ok=True)
         return created
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, force: bool = False) -> None:
+        """Delete a pack; refused where others draw on its masks, unless that is meant."""
+        path = self._path(name)
+        self._check_unused(path, name, "delete", force=force)
         try:
-            self._path(name).unlink()
+            path.unlink()
         except FileNotFoundError as error:
             raise no_domain(name) from error
         except OSError as error:
@@ -224,6 +233,15 @@ class Library:
             rollback(path, to)
         except PolymaskError as error:
             raise Refusal(409, _without_paths(str(error), path)) from error
+
+    def _check_unused(self, path: Path, name: str, what: str, *, force: bool) -> None:
+        try:
+            users = [] if force else dependents(path)
+        except (PackError, OSError):  # damaged or gone: nobody can draw on it
+            users = []
+        if users:
+            some = ", ".join(users[:5])
+            raise Refusal(409, f"{some} draw on the masks of {name}; bake them first, or {what} it with ?force=true")
 
     def _check_head(self, entry: Entry) -> None:
         """What can be known of a pack without its tensors."""

@@ -13,6 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel, Field
 
 from polymask.library.cache import CacheStats
+from polymask.pack.sources import needs_of
 from polymask.serve.engine import Answer, Best, Engine, Rule
 from polymask.serve.library import Entry
 from polymask.train.predict import said_of
@@ -108,6 +109,7 @@ class DomainDetail(DomainSummary):
     input_shape: list[int]
     base: str
     written_by: str = Field(description="the version of polymask that wrote the pack")
+    sources: list[str] = Field(description="the domains whose masks it draws on, which must be in the library too")
     unknown: Judged | None = Field(description="how it tells unknown images; null where its pack keeps nothing for it")
 
 
@@ -207,6 +209,7 @@ def domain_detail(entry: Entry, warm: bool, versions: Sequence[int]) -> DomainDe
         input_shape=list(entry.input.shape),
         base=manifest.base,
         written_by=manifest.library,
+        sources=[name for name, _ in needs_of(manifest)],
         unknown=None if entry.judgement is None else Judged(**entry.judgement.note()),
     )
 

@@ -3,7 +3,7 @@
 import io
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform, train_transform
 from polymask.data.sets import open_sets
-from polymask.errors import TrainingError
+from polymask.errors import MethodError, TrainingError
 from polymask.train.evaluation import Evaluation
 from polymask.train.finishing import choose_test_input, learn_head, loader_at, round_numbers
 from polymask.train.fit import Listener, Together, fit
@@ -134,6 +134,7 @@ def learn(
     resume: bool = False,
     listener: Listener | None = None,
     ranks: "Ranks | None" = None,
+    sources: Mapping[str, Domain] | None = None,
     **options: Any,
 ) -> Learned:
     """Teach `base` a domain and measure it on test.
@@ -143,11 +144,18 @@ def learn(
     With `minutes` sizes and epochs are chosen so that all of it takes about so long on this machine (see
     `polymask.train.minutes`). `progress` shows how it goes on standard error; None does where people watch and no
     `listener` is given: in a terminal or a notebook. `options` are the method's. `loaders` saves decoding again what
-    several methods share. With `ranks` (see `polymask.train.ranks`) several processes share the work.
+    several methods share. With `ranks` (see `polymask.train.ranks`) several processes share the work. `sources` are
+    domains, by name, whose masks `affine-cross` and `affine-mix` draw on.
     """
     recipe = get_recipe(recipe)
     if isinstance(method, str):
         method = method_by(recipe, method, **options)
+    if sources:
+        method = method.drawing_on(sources)
+    elif method.takes_sources:
+        raise MethodError(
+            f"{method.name} draws on masks of other domains; give sources, or take affine-full or bn-only"
+        )
     method.check_own(False)  # these are one domain's images
     method.check_alone()
     if isinstance(data, str | Path):
@@ -166,7 +174,9 @@ def learn(
         with _reading(watched) as count:
             sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
     torch.manual_seed(seed)
-    domain = new_domain(base, method, data.classes, target=target).to(base.device)
+    domain = new_domain(base, method, data.classes, target=target)
+    method.draw_on(domain, list((sources or {}).values()))
+    domain.to(base.device)
     if isinstance(data, DomainData):
         domain.input = recipe.input(base.input, squash=data.squash)
     how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}

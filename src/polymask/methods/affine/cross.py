@@ -1,0 +1,232 @@
+"""Affine masks that draw on the masks of other domains.
+
+    W~ = k0 W + k1 1 + k2 M + k3 W∘M + Σ_s (a_s M_s + b_s W∘M_s),        s over chosen sources
+
+M_s are masks of domains that were learned before; they are frozen, so a source costs two scalars a layer (or a
+channel). `affine-cross` has a mask M of its own too, `affine-mix` has none: k2 = k3 = 0, a domain of a few scalars. All
+a_s and b_s start at 0, so a fresh domain is the base.
+
+A pack names its sources and the digest of their masks. The masks are in the sources' packs, in the same folder, and
+nowhere else, unless the domain was baked: then its pack has them too, and stands alone.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from polymask.core.bits import Bits, digest_bits
+from polymask.core.method import Method
+from polymask.core.parts import Stored, Transform
+from polymask.core.survey import Site
+from polymask.errors import MethodError
+from polymask.files import NAME
+from polymask.methods.affine.method import NAMES, START, Affine, AffineTransform
+
+if TYPE_CHECKING:
+    from polymask.core.base import Base
+    from polymask.core.domain import Domain
+
+_MOST = 16  # sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineCross(Affine):
+    """Affine masks plus Σ_s (a_s M_s + b_s W∘M_s) over the masks of other domains.
+
+    `sources` are their names and the digests of their masks, "NAME:DIGEST"; training sets it. `own_mask` is whether the
+    domain learns a mask too. `baked` says that the pack holds the sources' masks as well.
+    """
+
+    sources: tuple[str, ...] = ()
+    own_mask: bool = True
+    baked: bool = False
+
+    title: ClassVar[str] = "cross-domain affine masks"
+    reference: ClassVar[str] = "arXiv 2103.13894, its outlook"
+    differences: ClassVar[str] = (
+        "The paper names cross-domain affine transformations as future work and gives no formula; this one is ours. "
+        "Without sources, `affine-cross` is `affine-full`, and `affine-mix` learns k0 and k1 alone."
+    )
+    takes_sources: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        texts = self.sources
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise MethodError(f"sources={str(texts)[:100]} must be a list of NAME:DIGEST")
+        for text in texts:
+            if not re.fullmatch(rf"{NAME}:[0-9a-f]{{64}}", text):
+                raise MethodError(f"sources has {text[:100]!r}, which is not NAME:DIGEST")
+        if len(texts) > _MOST or len(set(texts)) < len(texts):
+            raise MethodError(f"{len(texts)} sources, of which some are the same or which are more than {_MOST}")
+        object.__setattr__(self, "sources", tuple(texts))
+
+    @property
+    def needs(self) -> tuple[tuple[str, str], ...]:
+        """(name, digest of masks) of the packs that a pack by this method cannot do without."""
+        return () if self.baked else tuple(_named(text) for text in self.sources)
+
+    def transform(self, site: Site) -> "CrossTransform":  # type: ignore[override]
+        return CrossTransform(self, site)
+
+    def together(self, base: "Base", domain: "Domain", out: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
+        return {}
+
+    def drawing_on(self, sources: "Mapping[str, Domain]") -> "AffineCross":
+        masks = {name: masks_of(name, domain) for name, domain in sources.items()}
+        return replace(self, sources=tuple(f"{name}:{digest_bits(own)}" for name, own in masks.items()))
+
+    def draw_on(self, domain: "Domain", sources: "Sequence[Domain]") -> None:
+        for place, (text, source) in enumerate(zip(self.sources, sources, strict=True)):
+            masks = masks_of(_named(text)[0], source)
+            for name, transform in domain.named_transforms():
+                if name not in masks:
+                    raise MethodError(f"source {_named(text)[0]} has no mask at {name}; take a source with masks there")
+                cast(CrossTransform, transform).put_source(place, masks[name])
+
+    def bake(self, domain: "Domain") -> None:
+        domain.method = replace(self, baked=True)
+        for _, transform in domain.named_transforms():
+            cast(CrossTransform, transform).baked = True
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, digest = text.rpartition(":")
+    return name, digest
+
+
+def masks_of(name: str, domain: "Domain") -> dict[str, Bits]:
+    """The masks of a domain over whole weights, by site; raise where it has none."""
+    found = {}
+    for site, transform in domain.named_transforms():
+        mask = transform.mask()
+        if mask is not None and tuple(mask.shape) == tuple(domain.sites[site].shape):
+            found[site] = Bits.of(mask)
+    if not found:
+        raise MethodError(f"source {name} ({domain.method.name}) has no masks of weights; take a domain that has some")
+    return found
+
+
+class CrossTransform(Transform):
+    """One site's own mask and scalars, and two scalars for every source's mask."""
+
+    components: ClassVar[Mapping[str, str]] = {"mask": "mask"} | dict.fromkeys((*NAMES, "a", "b"), "scalars")
+
+    def __init__(self, method: AffineCross, site: Site) -> None:
+        super().__init__()
+        self.baked, self.sources = method.baked, len(method.sources)
+        self.shape, self.view_shape = site.shape, site.channel_view
+        self.own = AffineTransform(method, site) if method.own_mask else None
+        self.scalar_shape = site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
+        dtype = site.learned_dtype
+        self.fixed = {name: float(v) for name, v in method.coefficients(site).items() if v != "learned"}
+        for name in ("k0", "k1") if self.own is None else ():
+            if name not in self.fixed:
+                self.register_parameter(name, nn.Parameter(torch.full(self.scalar_shape, START[name], dtype=dtype)))
+        for name in ("a", "b") if self.sources else ():
+            self.register_parameter(name, nn.Parameter(torch.zeros(self.sources, *self.scalar_shape, dtype=dtype)))
+        for place in range(self.sources):
+            words = torch.zeros(-(-site.numel // 32), dtype=torch.int32)
+            self.register_buffer(f"source{place}", words)
+        self._unpacked: list[Tensor] | None = None
+
+    @property
+    def beside(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The masks of sources, which are in their own packs."""
+        return () if self.baked else tuple(f"source{place}" for place in range(self.sources))
+
+    def component(self, name: str) -> str:
+        return "sources" if name.startswith("source") else super().component(name)
+
+    def put_source(self, place: int, mask: Bits) -> None:
+        """Take the mask of a source."""
+        setattr(self, f"source{place}", mask.words.to(self.get_buffer(f"source{place}").device))
+        self._unpacked = None
+
+    def begin(self, base_weight: Tensor) -> None:
+        if self.own is not None:
+            self.own.begin(base_weight)
+
+    def weight(self, base_weight: Tensor) -> Tensor:
+        W = base_weight.view(self.view_shape)
+        if self.own is not None:
+            made = self.own.weight(base_weight).view(self.view_shape)
+        else:
+            k0, k1 = self._scale_and_shift()
+            made = W * k0 + k1
+        for place, mask in enumerate(self._masks()):
+            a, b = self.get_parameter("a")[place], self.get_parameter("b")[place]
+            made = made + (b * W + a) * mask
+        return made.to(base_weight.dtype).reshape(self.shape)
+
+    def _scale_and_shift(self) -> list[Tensor | float]:
+        """k0 and k1 of a site without a mask."""
+        return [self.fixed[name] if name in self.fixed else self.get_parameter(name) for name in ("k0", "k1")]
+
+    def _masks(self) -> list[Tensor]:
+        """M_s as booleans; while it learns they are kept, since they are the same in every step."""
+        if self._unpacked is not None:
+            return self._unpacked
+        found = [bits.unpack().view(self.view_shape) for bits in self._source_bits()]
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            self._unpacked = found
+        return found
+
+    def _source_bits(self) -> list[Bits]:
+        return [Bits(self.get_buffer(f"source{place}"), self.shape) for place in range(self.sources)]
+
+    def mask(self) -> Tensor | None:
+        return None if self.own is None else self.own.mask()
+
+    def flipped(self) -> int | None:
+        return None if self.own is None else self.own.flipped()
+
+    def score_parameters(self) -> list[nn.Parameter]:
+        return [] if self.own is None else self.own.score_parameters()
+
+    def scalar_parameters(self) -> list[nn.Parameter]:
+        named = [p for name, p in self._parameters.items() if p is not None]
+        return named + ([] if self.own is None else self.own.scalar_parameters())
+
+    def scalars(self) -> dict[str, Tensor]:
+        """k0…k3 and, for each source s, a_s and b_s."""
+        found = dict(self.own.scalars()) if self.own is not None else {}
+        if self.own is None:
+            ks = zip(NAMES, self._scale_and_shift(), strict=False)
+            found = {name: torch.as_tensor(k).detach().reshape(-1) for name, k in ks}
+        for name in ("a", "b") if self.sources else ():
+            for place, value in enumerate(self.get_parameter(name).detach()):
+                found[f"{name}{place}"] = value.reshape(-1)
+        return found
+
+    def stored(self) -> dict[str, Stored]:
+        found: dict[str, Stored] = {} if self.own is None else self.own.stored()
+        found |= {name: p.detach().reshape(-1) for name, p in self._parameters.items() if p is not None}
+        return found | {f"source{place}": bits for place, bits in enumerate(self._source_bits())}
+
+    def relearn(self, rate: float) -> bool:
+        for scalar in self.scalar_parameters():
+            scalar.requires_grad_(True)
+        return self.own is None or self.own.relearn(rate)
+
+    def restore(self, stored: Mapping[str, Stored]) -> None:
+        mine = {"a", "b", *(f"source{place}" for place in range(self.sources))}
+        if self.own is not None:
+            self.own.restore({name: value for name, value in stored.items() if name not in mine})
+        else:
+            mine |= {"k0", "k1"}
+        for name in mine & stored.keys():
+            value = stored[name]
+            if isinstance(value, Bits):
+                setattr(self, name, value.words)
+                continue
+            shape = (self.sources, *self.scalar_shape) if name in ("a", "b") else self.scalar_shape
+            self.register_parameter(name, nn.Parameter(value.reshape(shape), requires_grad=False))
+        self._unpacked = None
+
+
+PRESETS: dict[str, Method] = {"affine-cross": AffineCross(), "affine-mix": AffineCross(own_mask=False)}
