@@ -215,7 +215,7 @@ def inspect(path: str | Path) -> PackInfo:
         raise PackError(f"{path} is damaged: it has {size:,} bytes and its header tells of {end:,}; copy it again")
     if manifest.format > 3:
         layout = Layout.read(content[_LAYOUT])
-        types = {name: entry.get("dtype") for name, entry in header.items() if name in layout.streams}
+        types = {name: str(entry.get("dtype")) for name, entry in header.items() if name in layout.streams}
         if types.keys() != layout.streams.keys() or not set(types.values()) <= TYPES.keys():
             raise PackError(f"{path} is damaged: its streams are not those of its layout")
         alone = {name: size for name, size in sizes.items() if name not in layout.streams}
