@@ -99,14 +99,16 @@ def test_new_classes_are_told_from_each_other_and_from_old_ones(base, old):
     assert kept.float().mean() > 0.6
 
 
-def test_the_head_alone_keeps_telling_unknown_images_and_the_others_do_not(base, old):
+def test_an_extended_domain_keeps_telling_unknown_images(base, old):
     images = data(["d", "e"], seed=5)
     wider = pm.extend(base, old, images).domain
     assert wider.unknown.judgement.threshold <= old.unknown.judgement.threshold
     assert len(wider.unknown.rows) == 5
     scored = wider.scored().merged(base)(torch.randn(3, 3, 16, 16))
     assert scored.shape == (3, 6)
-    assert pm.extend(base, old, images, way="norms", recipe=QUICK).domain.unknown is None
+    trained_too = pm.extend(base, old, images, way="norms", recipe=QUICK).domain
+    assert len(trained_too.unknown.rows) == 5
+    assert pm.extend(base, trained(base), images).domain.unknown is None
 
 
 def test_old_images_that_were_kept_are_learned_from_and_grow_with_the_domain(base, old, tmp_path):

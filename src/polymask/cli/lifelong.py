@@ -126,8 +126,8 @@ class ExtendVerb(ChangeVerb, PackVerb):
                 with_exemplars_of(path, base, found.domain, exemplars, data)
             found.domain.save(path)
             kept = exemplars_path(path).stat().st_size if exemplars is not None else 0
-        if domain.unknown is not None and found.domain.unknown is None:
-            self.say(f"its features have changed: polymask calibrate {self.pack} again to tell unknown images")
+        if domain.unknown is not None and self.way != "head":
+            self.say(f"features have changed: polymask calibrate {self.pack} on images of all classes where you can")
         about = {"pack": str(path), "version": current_version(path), "version_before": before}
         return about | found.notes | {"bytes": path.stat().st_size, "exemplar_bytes": kept}
 

@@ -12,7 +12,8 @@ Three ways, from the one that changes least to the one that can learn most:
 
 z' are its logits on the new images. Without old images the CE has no gradient by the logits of old classes: on new
 images alone it would only push them down. Statistics of norms stay as they were: the new images are only a part of the
-domain's. In the end the rows of new classes are learned again, as in `head`, under the network as it is then.
+domain's. In the end the rows of new classes are learned again, as in `head`, under the network as it is then. Rates are
+a fifth of the recipe's.
 
 What the pack keeps to tell unknown images stands for old images where rows are learned: features drawn around each old
 class. Where a few old images were kept, they are learned from as well.
@@ -50,6 +51,7 @@ Way = Literal["head", "norms", "mask"]
 WAYS: tuple[Way, ...] = get_args(Way)
 _TEMPERATURE = 2.0  # of what the teacher says
 _IMAGINED = 20  # features of each old class
+_RATE = 0.2  # of a recipe's rates: much is known already
 _DECAY = 1e-3  # of new rows, on features of mean 0 and mean square 1
 
 
@@ -100,11 +102,7 @@ def extend(
     seen = observe(base, old, loader_at(data, train, old.input))
     kept = None if exemplars is None else observe(base, old, loader_at(data, exemplars, old.input))
     wider = _widened(old, data.classes, _new_rows(old, seen, kept, len(data.classes), seed, old.unknown))
-    if way == "head":
-        held_out = _with_logits(wider, observe(base, old, loader_at(data, val, old.input)))
-        if old.unknown is not None:
-            wider.unknown = old.unknown.extended(seen, held_out, first)
-    else:
+    if way != "head":
         images = train if exemplars is None else JoinedSplit(train, exemplars)
         lesson = Teacher(base, old, wider, teacher) if teacher else None
         assert isinstance(wider.head, BlockLinear)
@@ -114,6 +112,8 @@ def extend(
             seen = observe(base, wider, loader_at(data, train, old.input))
             kept = None if exemplars is None else observe(base, wider, loader_at(data, exemplars, old.input))
             _put_rows(wider, _new_rows(wider, seen, kept, len(data.classes), seed, old.unknown))
+    if old.unknown is not None:
+        wider.unknown = old.unknown.extended(seen, observe(base, wider, loader_at(data, val, old.input)), first)
     return _measured(base, old, wider, data, way, exemplars)
 
 
@@ -156,13 +156,6 @@ def _widened(old: Domain, names: Sequence[str], rows: tuple[Tensor, Tensor]) -> 
     return wider
 
 
-def _with_logits(domain: Domain, seen: Observed) -> Observed:
-    head = domain.head
-    assert head is not None
-    with torch.no_grad():
-        return replace(seen, logits=head(seen.features.to(head.weight.device)).float().cpu())
-
-
 def _new_rows(
     domain: Domain, seen: Observed, kept: Observed | None, count: int, seed: int, known: Unknown | None
 ) -> tuple[Tensor, Tensor]:
@@ -170,7 +163,8 @@ def _new_rows(
 
     min over V, c of  mean over classes of mean over their images of CE([z_old, V f + c]) + decay |V|² / 2
 
-    with features f of mean 0 and mean square 1; both are folded into what is given.
+    with features f of mean 0 and mean square 1; both are folded into what is given. Where nothing stands for old
+    classes, rows are made no longer than those of old classes are on average.
     """
     first = int(seen.labels.min())  # of the new classes; a domain may have them already, to be learned again
     parts = [replace(one, logits=one.logits[:, :first]) for one in (seen, kept) if one is not None]
@@ -200,7 +194,13 @@ def _new_rows(
         return found
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
-    found = rows.detach() / scale, shifts.detach() - rows.detach() @ mean / scale
+    made, centre = rows.detach() / scale, shifts.detach()
+    if len(parts) == 1:
+        assert domain.head is not None
+        length = domain.head.weight[:first].double().cpu().norm(dim=1).mean()
+        factor = (length / made.norm(dim=1).mean().clamp_min(1e-12)).clamp_max(1)
+        made, centre = factor * made, factor * centre
+    found = made, centre - made @ mean
     if not all(torch.isfinite(part).all() for part in found):
         raise DataError("the features of the new images are not finite; look at the images")
     return found
@@ -234,6 +234,7 @@ def _train(
     base: Base, wider: Domain, data: DomainData, images: Split, way: Way, recipe: Recipe, *, seed: int, **how: Any
 ) -> None:
     """Let the network learn too."""
+    recipe = recipe.stage(0.0, 1.0, _RATE)
     for name, part in wider.named_parts() if way == "mask" else ():
         if not part.relearn(recipe.rate):
             raise MethodError(f"{wider.method.name} cannot learn on from its stored form ({name}); take head or norms")
