@@ -26,7 +26,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from math import prod
 from typing import Any
@@ -292,7 +291,7 @@ def set_kernels(kind: str) -> str:
 
     "compiled" is by torch.compile, which needs a C++ compiler and takes some seconds at first. Where it does not work,
     a notice says so and the kernels are eager. "auto", for inference, is eager at once, and compiled as soon as a
-    thread of low priority has compiled what inference needs, if it can: nothing waits for it. Weights are the same to
+    thread aside has compiled what inference needs, if it can: nothing waits for it. Weights are the same to
     the bit; gradients of compiled kernels differ in rounding. The base's weights are moved into one buffer when they
     are first used, so a network that shared its memory with it no longer does.
     """
@@ -324,9 +323,7 @@ def _compile_aside(choice: int) -> None:
     global _chosen
     from polymask.methods.affine.compiled import try_inference
 
-    with suppress(AttributeError, OSError):  # where there are no such priorities
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-    try:
+    try:  # not with a lower priority: it would keep all other threads waiting for Python's lock
         try_inference()
     except (RuntimeError, OSError) as error:
         LOG.info("kernels cannot be compiled here (%s); eager ones are used", str(error).strip().partition("\n")[0])
