@@ -62,8 +62,12 @@ class Site:
     @property
     def depthwise(self) -> bool:
         """Whether every filter reads one channel, of several that there are."""
-        inputs = self.shape[0] // self.groups if self.transposed else self.shape[1]
-        return self.groups > 1 and inputs == 1
+        return self.groups > 1 and self.inputs == 1
+
+    @property
+    def inputs(self) -> int:
+        """Number of channels that one filter reads."""
+        return self.shape[0] // self.groups if self.transposed else self.shape[1]
 
     @property
     def takes_bias(self) -> bool:

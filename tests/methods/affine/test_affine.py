@@ -282,6 +282,7 @@ def test_half_precision_weights_stay_half_precision():
         ({"scores": (2.0, 1.0)}, "must be a range"),
         ({"norms": "mine"}, "norms='mine' is not one of own, shared, affine, stats"),
         ({"norm_momentum": 2.0}, "norm_momentum=2.0 must be in"),
+        ({"form": "centred"}, "both must be 'learned'"),
         ({"treshold": 1.0}, "no option 'treshold'; did you mean threshold"),
     ],
 )
@@ -301,28 +302,72 @@ def test_affine_chooses_between_two_maps():
     assert affine(W, M, 2.0, 0.5, 0.25, 3.0).tolist() == [5.75, -3.5]
 
 
+CENTRED = {"form": "centred", "k0": "learned", "scores": (-1.0, 1.0)}
+
+
+@pytest.mark.parametrize("per", ["layer", "channel"])
 @pytest.mark.parametrize("together", [False, True])
-def test_scalars_in_units_of_the_spread_move_by_it_and_are_stored_as_before(fused, together, tmp_path):
+def test_the_centred_form_is_the_same_transform_around_the_masks_middle(fused, together, per):
     if together:
         fused()
-    base, (images, labels) = tiny_base(), batch()
-    plain, scaled = (pm.new_domain(base, "affine-full", ["a", "b", "c"], units=u) for u in ("one", "spread"))
-    scaled.load_state_dict(plain.state_dict())
-    for domain in (plain, scaled):  # both are the base while k1 = k2 = 0
-        F.cross_entropy(domain.eval()(base, images), labels).backward()
-    ours, theirs = dict(scaled.named_transforms()), dict(plain.named_transforms())
-    for name, transform in ours.items():
-        assert transform.unit == pytest.approx(float(base.tensor(name).double().std(correction=0)))
-        for k in ("k1", "k2", "k3"):
-            expected = getattr(theirs[name], k).grad * (transform.unit if k != "k3" else 1)
-            torch.testing.assert_close(getattr(transform, k).grad, expected, rtol=1e-3, atol=1e-6)
+    base = tiny_base()
+    domain = pm.new_domain(base, "affine-full", ["a", "b", "c"], per=per, **CENTRED).eval()
     with torch.no_grad():
-        for parameter in scaled.parameters():
+        for parameter in domain.transforms.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    scaled.save(tmp_path / "scaled.safetensors")
-    loaded = pm.load_domain(tmp_path / "scaled.safetensors", base)
-    assert torch.equal(loaded(base, images), scaled(base, images))
-    assert {t.unit for _, t in loaded.named_transforms()} == {1.0}
+    weights = domain.weights(base)
+    for name, transform in domain.named_transforms():
+        W, view, G = base.tensor(name).double(), base.sites[name].channel_view, torch.randn(base.tensor(name).shape)
+        spread, n, V, M = (
+            float(W.std(correction=0)),
+            W[0].numel(),
+            W.view(view),
+            transform.mask().view(view).double() - 0.5,
+        )
+        learned = [getattr(transform, k) for k in ("k0", "k1", "k2", "k3")]
+        a = [k.detach().double().requires_grad_() for k in learned]
+        expected = 10 * (a[0] * V + spread / n**0.5 * a[1] + spread * a[2] * M + a[3] * V * M)
+        torch.testing.assert_close(weights[name].double(), expected.detach().view(W.shape), rtol=1e-4, atol=1e-6)
+        (expected * G.view(view)).sum().backward()
+        (transform.weight(base.tensor(name)) * G).sum().backward()
+        for ours, theirs in zip(learned, a, strict=True):
+            torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_fresh_centred_domain_is_the_base_and_its_pack_gives_the_same_logits(tmp_path):
+    base, (images, _) = tiny_base(), batch()
+    domain = pm.new_domain(base, "affine-centred", ["a", "b", "c"]).eval()
+    for name, weight in domain.weights(base).items():
+        assert torch.equal(weight, base.tensor(name))
+    with torch.no_grad():
+        for parameter in domain.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    domain.save(tmp_path / "centred.safetensors")
+    assert torch.equal(
+        pm.load_domain(tmp_path / "centred.safetensors", base)(base, images), domain.frozen()(base, images)
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rate_that_plain_scalars_do_not_bear_is_borne_by_centred_ones(seed):
+    """One large step of all scalars moves what a layer gives by about its own size; plain ones by many times it."""
+    torch.manual_seed(seed)
+    layer = nn.Conv2d(256, 64, 3, padding=1, bias=False)
+    nn.init.normal_(layer.weight, std=0.02)
+    base = pm.load_base(layer, input=pm.InputSpec((256, 4, 4), (0.5,) * 256, (0.5,) * 256))
+    images = torch.rand(8, 256, 4, 4)
+    moved = {}
+    for form in ("plain", "centred"):
+        transform = Affine(**(LEARNED | {"form": form, "scores": (-1e-4, 1e-4)})).transform(base.sites["weight"])
+        transform.begin(base.tensor("weight"))
+        with torch.no_grad():
+            for k in transform.scalar_parameters():
+                k.add_(0.03)
+            weight = transform.weight(base.tensor("weight"))
+            outputs = [F.conv2d(images, w, padding=1) for w in (base.tensor("weight"), weight)]
+        moved[form] = float((outputs[1] - outputs[0]).norm() / outputs[0].norm())
+    assert moved["centred"] < 2
+    assert moved["plain"] > 5 * moved["centred"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 33, 1000, 4099])

@@ -7,10 +7,26 @@ W is the base's weight, M the mask, R the scores, k0…k3 scalars of a layer or 
 Facts that decide the presets: the paper draws R from U(1e-4, 2e-4) and thresholds at 0; k1, k2, k3 start at 0 and k0 at
 1, so a fresh domain is the base. Piggyback starts at 1e-2 and thresholds at 5e-3. The paper's Piggyback* rows ("as a
 special case") come from code that starts at 1e-2 and thresholds at 0.
+
+**The centred form** (`affine-centred`, ours) learns the same transform by other numbers a0…a3. A change of k1 or k2
+shifts all weights of a layer, or those under the mask, the same way, which sums up over all n inputs of a channel. The
+mask's own part, some weights up and others down, adds up like noise, to √n. So a step of k1 or k2 that is right for the
+mask is √n too large for the shift. Around the mask's middle
+
+    W~ = α0 W + α1 1 + α2 (M - ½) + α3 W∘(M - ½)
+
+shift and scale (α1, α0) are numbers of their own, and no part of the mask's. They learn in units of the layer: s is the
+standard deviation of its weights, and
+
+    α0 = g a0,   α1 = g s a1 / √n,   α2 = g s a2,   α3 = g a3,        g = 10
+
+so that a step of Adam moves every part of W~ by about the same share. k0 = α0 - α3/2, k1 = α1 - α2/2, k2 = α2, k3 = α3
+are stored. Scores start on both sides of the threshold: half of the mask is on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod, sqrt
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
@@ -40,6 +56,7 @@ if TYPE_CHECKING:
 Coefficient = float | Literal["learned"]
 NAMES = ("k0", "k1", "k2", "k3")
 _STEPS_TO_FLIP = 10  # of a mask that learns on
+GAIN = 10.0  # g
 START = {"k0": 1.0, "k1": 0.0, "k2": 0.0, "k3": 0.0}  # of learned ones: W~ = W
 
 
@@ -52,9 +69,8 @@ class Affine(Method):
     and `k0="learned"` learns it there. `scores` is the range that the scores are drawn from, `per` what shares one set
     of scalars. A step of Adam moves a score by about its rate, so how far the scores start from the threshold decides
     when bits can flip: `distance` counts it in steps of the recipe's rate, for the nearest score, and scales `scores`
-    to it. None leaves `scores` as they are. `units` says what k1 and k2, which are added to weights, are counted in
-    while they learn: "one", as published, or "spread", the standard deviation of the layer's weights, so that a step
-    of them is as large for every layer, measured by its own weights. What is stored is the same.
+    to it. None leaves `scores` as they are. `form` says what learns: the scalars themselves ("plain", as published), or
+    those of the same transform around its middle ("centred", see above). What is stored is the same.
     """
 
     k0: Coefficient | Literal["auto"] = "auto"
@@ -66,10 +82,11 @@ class Affine(Method):
     threshold: float = 0.0
     surrogate: Surrogate = "identity"
     distance: float | None = None
-    units: Literal["one", "spread"] = "one"
+    form: Literal["plain", "centred"] = "plain"
 
     title: ClassVar[str] = "affine masks, and Piggyback"
     reference: ClassVar[str] = "arXiv 2103.13894, 1801.06519"
+    retired: ClassVar[tuple[str, ...]] = ("units",)
     differences: ClassVar[str] = (
         "The authors' code fixes k0 = 1, draws scores from U(1e-5, 2e-5) and thresholds with >; here, as in the paper, "
         "U(1e-4, 2e-4) and >=, and k0 is learned where no batch norm follows. Under norms with the base's statistics "
@@ -91,6 +108,8 @@ class Affine(Method):
                     f"distance={self.distance:g} needs scores above the threshold "
                     f"({self.threshold:g}); they are drawn from {self.scores}"
                 )
+        if self.form == "centred" and (self.k0, self.k1) != ("learned", "learned"):
+            raise MethodError("form='centred' moves k0 and k1 with the mask; both must be 'learned'")
         for name in NAMES:
             words = ("learned", "auto") if name == "k0" else ("learned",)
             value = getattr(self, name)
@@ -139,7 +158,7 @@ class AffineTransform(MaskTransform):
     def __init__(self, method: Affine, site: Site) -> None:
         super().__init__()
         self.at, self.surrogate = method.threshold, method.surrogate
-        self.by_spread, self.unit = method.units == "spread", 1.0
+        self.centred, self.spread, self.inputs = method.form == "centred", 1.0, site.inputs * prod(site.shape[2:])
         self.starts_on = method.scores[0] >= method.threshold
         self.shape, self.view_shape = site.shape, site.channel_view
         self.scalar_shape = site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
@@ -148,7 +167,7 @@ class AffineTransform(MaskTransform):
         self.fixed: dict[str, float] = {}
         for name, value in method.coefficients(site).items():
             if value == "learned":
-                start = torch.full(self.scalar_shape, START[name], dtype=dtype)
+                start = torch.full(self.scalar_shape, START[name] / (GAIN if self.centred else 1), dtype=dtype)
                 self.register_parameter(name, nn.Parameter(start))
             else:
                 self.fixed[name] = float(value)
@@ -159,8 +178,8 @@ class AffineTransform(MaskTransform):
         self.register_buffer("words", None)
 
     def begin(self, base_weight: Tensor) -> None:
-        if self.by_spread and not base_weight.is_meta:
-            self.unit = float(base_weight.double().std(correction=0)) or 1.0
+        if self.centred and not base_weight.is_meta:
+            self.spread = float(base_weight.double().std(correction=0)) or 1.0
 
     def weight(self, base_weight: Tensor) -> Tensor:
         """W~ by the fused operation; from bits where there are no scores any more."""
@@ -224,17 +243,22 @@ class AffineTransform(MaskTransform):
             if isinstance(value, Tensor):
                 scalar = nn.Parameter(value.reshape(self.scalar_shape), requires_grad=False)
                 self.register_parameter(name, scalar)
-        self.unit = 1.0
+        self.centred = False
         release_memory(self)
 
     def coefficients(self) -> list[Tensor | float]:
         """k0…k3 as they are: fixed numbers, or tensors that are learned."""
         learned = self._parameters
         ks = [self.fixed[n] if n in self.fixed else cast(Tensor, learned[n]) for n in NAMES]
-        if self.unit == 1.0:
-            return ks
-        counted = {"k1", "k2"} - self.fixed.keys()
-        return [k * self.unit if name in counted else k for name, k in zip(NAMES, ks, strict=True)]
+        return self._around_the_middle(*ks) if self.centred else ks
+
+    def _around_the_middle(
+        self, a0: Tensor | float, a1: Tensor | float, a2: Tensor | float, a3: Tensor | float
+    ) -> list[Tensor | float]:
+        """k0…k3 of what learns in the centred form; fixed ones are what they are."""
+        k2 = a2 if "k2" in self.fixed else a2 * (GAIN * self.spread)
+        k3 = a3 if "k3" in self.fixed else a3 * GAIN
+        return [a0 * GAIN - k3 / 2, a1 * (GAIN * self.spread / sqrt(self.inputs)) - k2 / 2, k2, k3]
 
     def numbers(self) -> list[float]:
         """k0…k3 of a site that has one set of them."""
@@ -255,6 +279,7 @@ def _piggyback(*, norms: NormPolicy, k1: Coefficient = 0.0, threshold: float = 0
 PRESETS: dict[str, Affine] = {
     "affine-full": Affine(),
     "affine-simple": Affine(k3=0.0),
+    "affine-centred": Affine(k0="learned", form="centred", scores=(-1e-4, 1e-4)),
     "piggyback": _piggyback(norms="shared", threshold=5e-3),
     "piggyback-bn": _piggyback(norms="own", threshold=5e-3),
     # The other rows of the paper's ablations (Tables 5 and 6), in their order.
