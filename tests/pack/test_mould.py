@@ -10,6 +10,7 @@ import torch
 
 import polymask as pm
 from nets import batch, logits, tiny_base, trained
+from polymask.core.parts import in_blocks
 from polymask.core.unknown import Observed, fit_unknown
 from polymask.library.cache import MergedCache, Source
 from polymask.pack import format as pack_format
@@ -214,3 +215,13 @@ def test_stamps_are_forgotten_where_there_are_too_many(monkeypatch):
 def test_masks_of_a_mould_are_counted(base, packs):
     mould = Mould(OpenPack.read(packs["a"], base))
     assert mould.mask_bytes >= sum(site.numel for site in base.sites.values()) / 8
+
+
+def test_a_pack_whose_classes_came_in_blocks_is_poured_with_them(base, packs, tmp_path):
+    domain = pm.load_domain(packs["b"], base)
+    domain.head = in_blocks(domain.head, [3, 2])
+    domain.save(tmp_path / "grown.safetensors")
+    mould = poured(packs["a"], base)
+    assert poured(tmp_path / "grown.safetensors", base, mould) is mould
+    assert mould.domain.head.blocks == (3, 2)
+    assert_same(base, mould.domain, tmp_path / "grown.safetensors")

@@ -40,6 +40,7 @@ def test_the_openapi_knows_every_address_and_both_kinds_of_body(client):
         "/v1/predict/auto",
         "/v1/domains",
         "/v1/domains/{name}",
+        "/v1/domains/{name}/rollback",
         "/healthz",
         "/readyz",
         "/metrics",

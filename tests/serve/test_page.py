@@ -4,6 +4,7 @@ import pytest
 
 from browser import chromium
 from polymask.core.registry import new_domain
+from polymask.library.versions import keep_version
 from serving import TOKEN, judging_pack, library, make_app, pack, picture, running
 
 pytestmark = pytest.mark.slow
@@ -219,3 +220,17 @@ def test_an_unknown_image_is_called_so(tmp_path, browser):
         browser.drop(picture(), "a.png", "image/png")
         browser.wait_for("document.querySelector('.bars')")
         assert browser.text(".answer .unknown").startswith("Unknown")
+
+
+def test_a_domain_that_was_changed_is_rolled_back_by_a_button(tmp_path, browser):
+    folder = library(tmp_path / "library", 1)
+    with running(make_app(folder)) as (_, (host, port)):
+        browser.open(f"http://{host}:{port}/")
+        browser.wait_for(f"{CARDS} === 'd0'")
+        assert browser.run("return document.querySelector('[data-name=d0] .back').hidden")
+        keep_version(folder / "d0.safetensors")
+        pack(folder / "d0.safetensors", classes=4, seed=9)
+        browser.open(f"http://{host}:{port}/")
+        browser.wait_for("document.querySelector('[data-name=d0] .classes')?.innerText === '4'")
+        browser.click("[data-name=d0] .back")
+        browser.wait_for("document.querySelector('[data-name=d0] .classes').innerText === '2'")
