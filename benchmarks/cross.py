@@ -4,6 +4,7 @@
         [--images 5,20,all] [--seeds 0,1,2] [--recipe quick] [--epochs N] [--side N] [--limit N] [--sources 3]
         [--options per=channel,scalar_rate=1e-3] [--work WORK]
     python benchmarks/cross.py --table --out results/cross.json
+    python benchmarks/cross.py --picture docs/assets/cross.svg --out results/cross.json
 
 Sources are affine-full domains, learned from all images, of the domains that come before in the order (as given, and
 reversed); `--sources N` keeps the N whose images look most alike. A target is learned with so many images a class by
@@ -51,7 +52,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("cross.work"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--picture", type=Path, help="draw which domain used which, by layer")
     options = parser.parse_args()
+    if options.picture is not None:
+        draw(read(options.out), options.picture)
+        return
     if options.table:
         print_table(read(options.out))
         return
@@ -161,6 +166,24 @@ def print_table(rows: dict[str, Any]) -> None:
     for target, source in pairs:
         uses = [np.mean(list(r["use"][source].values())) for r in runs if r["target"] == target and source in r["use"]]
         print(f"| {target} | {source} | {np.mean(uses):.4f} |")
+
+
+def draw(rows: dict[str, Any], path: Path) -> None:
+    """A map for each method: a row for each (target, source), a column for each layer, darker where it is used more."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    for axes, method in zip(figure.subplots(len(CROSS), 1), CROSS, strict=True):
+        mine = [row for row in rows.values() if row["method"] == method]
+        pairs = list(dict.fromkeys((row["target"], source) for row in mine for source in row["use"]))
+        uses = [[list(r["use"][s].values()) for r in mine if r["target"] == t and s in r["use"]] for t, s in pairs]
+        if not pairs:
+            continue
+        shown = axes.imshow([np.mean(use, 0) for use in uses], aspect="auto", cmap="Blues", vmin=0)
+        axes.set(title=method, xlabel="layer, from input to output")
+        axes.set_yticks(range(len(pairs)), [f"{target} from {source}" for target, source in pairs])
+        figure.colorbar(shown, ax=axes, label="change of weights, of their mean size")
+    figure.savefig(path, metadata={"Date": None})
 
 
 def mean(values: Any, digits: int = 1) -> str:

@@ -208,7 +208,7 @@ def write(path: Path, more: dict[str, Any]) -> None:
 
 def print_tables(rows: dict[str, Any]) -> None:
     """Means over domains and seeds, a line for each method and rule."""
-    runs = [row for row in rows.values() if "rules" in row]
+    runs, notes = [row for row in rows.values() if "rules" in row], []
     print("| method | rule | far AUROC | accepted at 95 % | near AUROC | accepted at 95 % | val, far and near | kB |")
     print("|---|---|---|---|---|---|---|---|")
     for method in dict.fromkeys(row["method"] for row in runs):
@@ -223,7 +223,16 @@ def print_tables(rows: dict[str, Any]) -> None:
             print(f"| {method} | {rule} | {' | '.join(cells)} | {val} | {mean(one['bytes'] / 1000 for one in mine)} |")
         errors = [row["calibration error"] for row in runs if row["method"] == method]
         before, after = (mean(error[when] for error in errors) for when in ("before", "after"))
-        print(f"calibration error of {method}: {before} before, {after} after")
+        notes.append(f"Calibration error of {method} on test images: {before} % before, {after} % at the temperature.")
+    for note in notes:
+        print(f"\n{note}")
+    tables = [row for row in rows.values() if "confusion" in row]
+    for row in tables[:1]:
+        columns = list(next(iter(row["confusion"].values())))
+        print(f"\n| {row['method']}, seed {row['seed']}: images of … | {' | '.join(columns)} |")
+        print("|---" * (len(columns) + 1) + "|")
+        for truth, counts in row["confusion"].items():
+            print(f"| {truth} | {' | '.join(str(counts[column]) for column in columns)} |")
 
 
 def mean(values: Any) -> str:

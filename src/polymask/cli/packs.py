@@ -56,6 +56,11 @@ class ShowVerb(NamedPack):
             ["size", size_text(result["bytes"])],
             ["bits per masked weight", f"{result['mask_bits_per_weight']:.3f}"],
         ]
+        if sources := result["options"].get("sources"):
+            names = ", ".join(str(text).rpartition(":")[0] for text in sources)
+            rows.append(["draws on", names + (", held in the pack" if result["options"].get("baked") else "")])
+        if isinstance(judged := result["recipe"].get("unknown"), dict):
+            rows.append(["unknown images", f"told by {judged.get('rule')}"])
         rows += [[name.replace("_", " "), measured_text(name, value)] for name, value in result["metrics"].items()]
         console.print(table("", "", rows=rows))
         console.print(f"sha256 {result['sha256']}{' ✓' if self.verify else ''}")

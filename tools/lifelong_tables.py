@@ -1,0 +1,50 @@
+"""Write the measured parts of docs/unknown.md, extend.md and cross.md from results/, where these were measured.
+
+python tools/lifelong_tables.py [--check]
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("unknown", "extend", "cross")  # and benchmarks and results of these names
+
+
+def main() -> int:
+    """Write the parts, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = [name for name in PAGES if not up_to_date(name, write=not check)]
+    for name in stale if check else ():
+        print(f"docs/{name}.md is stale; run python tools/lifelong_tables.py", file=sys.stderr)
+    return int(check and bool(stale))
+
+
+def up_to_date(name: str, *, write: bool) -> bool:
+    """Whether a page has the tables of its results; with `write` it then has."""
+    page = ROOT / "docs" / f"{name}.md"
+    text = page.read_text()
+    begin, end = f"<!-- {name}: tools/lifelong_tables.py -->\n", f"<!-- end of {name} -->\n"
+    before, found, rest = text.partition(begin)
+    if not found:
+        raise SystemExit(f"{page} has no line {begin.strip()}")
+    fresh = before + begin + tables(name) + end + rest.partition(end)[2]
+    if write and fresh != text:
+        page.write_text(fresh)
+    return fresh == text
+
+
+def tables(name: str) -> str:
+    """What the benchmark's --table prints of its results; nothing where there are none."""
+    found = ROOT / "results" / f"{name}.json"
+    if not found.exists():
+        return ""
+    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--table", "--out", found]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
