@@ -85,9 +85,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def others(path: Path | None) -> dict[str, Any]:
-    """The results that the other scripts wrote next to this one: memory, scale, data and the demo."""
+    """The results that the other scripts wrote next to this one: memory, scale, data, the demo and cold domains."""
     folder = path.parent if path is not None else Path("results")
-    files = {name: folder / f"{name}.json" for name in ("memory", "scale", "data", "demo")}
+    files = {name: folder / f"{name}.json" for name in ("memory", "scale", "data", "demo", "cold")}
     return {name: json.loads(f.read_text()) for name, f in files.items() if f.exists()}
 
 

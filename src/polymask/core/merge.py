@@ -61,7 +61,7 @@ class WorkingNetwork:
         self._places = _places_of_tensors(self._net)
         self._memory: dict[str, nn.Parameter] = {}
         self._changed: set[str] = set()
-        self._holds_domain = False  # all that is not in its own memory is the domain's, to the tensor
+        self._given: dict[str, Tensor] = {}  # what is not in its own memory: tensors of the domain, or made of them
 
     def switch(self, domain: "Domain") -> nn.Module:
         """The network with a domain's weights, norms and head."""
@@ -75,8 +75,7 @@ class WorkingNetwork:
         for name, tensor in tensors.items():
             self._put(name, tensor)
         self._changed = set(tensors)
-        own = {tensor.data_ptr() for _, tensor in named_tensors(domain)}
-        self._holds_domain = all(t.data_ptr() in own for name, t in tensors.items() if name not in self._memory)
+        self._given = {name: tensor for name, tensor in tensors.items() if name not in self._memory}
         return _with_head(self._net, self.base, domain.head or nn.Identity())
 
     def rewrite(self, domain: "Domain") -> nn.Module:
@@ -84,8 +83,11 @@ class WorkingNetwork:
 
         It has the same tensors still, and perhaps another head.
         """
-        if not self._holds_domain:
-            return self.switch(domain)
+        if self._given:
+            own = {tensor.data_ptr() for _, tensor in named_tensors(domain)}
+            if any(tensor.data_ptr() not in own for tensor in self._given.values()):
+                return self.switch(domain)
+            self._given = {}  # once is enough: they stay the domain's own
         with torch.no_grad():
             self.write(domain)
         return _with_head(self._net, self.base, domain.head or nn.Identity())
