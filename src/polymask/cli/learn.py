@@ -3,6 +3,7 @@
 import json
 import shlex
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from polymask.core.base import Base
+    from polymask.core.domain import Domain
     from polymask.core.input import InputSpec
     from polymask.core.method import Method
     from polymask.data.images import DomainData
@@ -265,20 +267,23 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.registry import skeleton
-        from polymask.lifelong.cross import open_sources
-        from polymask.lifelong.exemplars import check_each, choose_exemplars, write_exemplars
         from polymask.methods.affine.formula import set_kernels
         from polymask.report.learn_page import record_learning
         from polymask.train.learn import learn
         from polymask.train.state import settings_identity
 
         if self.keep_exemplars:
+            from polymask.lifelong.exemplars import check_each, choose_exemplars, write_exemplars
+
             check_each(self.keep_exemplars, data)
         if self.kernels is not None:
             set_kernels(self.kernels)
         base, method = self.open_base(self.base), self.chosen_method(recipe)
-        sources = open_sources(self.from_, self.out, base, data, without=self.name) if self.from_ is not None else {}
-        if sources:
+        sources: Mapping[str, Domain] = {}
+        if self.from_ is not None:
+            from polymask.lifelong.cross import open_sources
+
+            sources = open_sources(self.from_, self.out, base, data, without=self.name)
             self.say(f"drawing on the masks of {', '.join(sources)}")
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         if self.minutes is not None:

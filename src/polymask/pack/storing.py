@@ -40,7 +40,8 @@ def save_domain(domain: Domain, path: str | Path) -> None:
             f"{path} is not written: the method has no registered name, so nobody could read "
             "it; register(name, method) and make the domain by that name"
         )
-    check_sources(Path(path), domain.method)
+    if domain.method.needs:
+        check_sources(Path(path), domain.method)
     tensors: dict[str, Array] = {}
     beside = domain.beside()
     shared = {n: t for n, t in domain.stored().items() if n in beside and isinstance(t, torch.Tensor)}
