@@ -19,6 +19,11 @@ LONG = (
 )
 
 
+def heed_ctrl_c():
+    """What a shell starts in the background ignores SIGINT, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_sigterm_is_ctrl_c_for_a_while():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
@@ -37,6 +42,7 @@ def test_workers_save_and_end_with_their_driver(name, tmp_path):
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_ctrl_c,
     )
     workers = []
     try:
