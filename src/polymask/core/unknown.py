@@ -4,16 +4,17 @@ Of an image with features f and logits z, by one of four rules:
 
     softmax      s = max_c softmax(z / T)_c
     energy       s = T log sum_c exp(z_c / T)
-    mahalanobis  s = -(min_c |y - u_c|² + w q)
-    neighbours   s = -(|y - the third nearest of kept images|² + w q)
+    mahalanobis  s = -(min_c |y - u_c|² + ((q - e) w)²)
+    neighbours   s = -(|y - the third nearest of kept images|² + ((q - e) w)²)
 
     p = Bᵀ(f - m),  y = Lᵀp,  q = |f - m|² - |p|²
 
 B (features, rank) are the main directions of the training images' features, m their mean. L makes the spread of images
 around their class's mean in p the same in all directions, so |y - u_c| is the Mahalanobis distance in B from the mean
-u_c of a class. q is what B leaves out. Its weight w = 2 E[q] / Var[q] is that of a sum of squares of independent
-numbers of variance 1 which varies as q does. An image is unknown where s is below the threshold, which is set so that a
-share of the validation images is accepted. T is the temperature at which probabilities fit validation images best.
+u_c of a class. q is what B leaves out, e its mean over training images and 1 / w its deviation: blank images leave out
+much less than others, which is as odd as much more. An image is unknown where s is below the threshold, which is set so
+that a share of the validation images is accepted. T is the temperature at which probabilities fit validation images
+best.
 """
 
 import math
@@ -88,7 +89,7 @@ class Unknown(Part):
     mean: Tensor  # (features,)
     whiten: Tensor  # L (rank, rank)
     rows: Tensor  # u (classes, rank), or kept images
-    rest: Tensor  # w (1,)
+    rest: Tensor  # e and w (2,)
 
     def __init__(self, judgement: Judgement, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -111,7 +112,9 @@ class Unknown(Part):
         y, q = self.places(features)
         squares = torch.cdist(y, self.rows.float(), compute_mode="donot_use_mm_for_euclid_dist").square()
         nearest = min(_NEIGHBOUR, squares.shape[1]) if rule == "neighbours" else 1
-        return -(squares.kthvalue(nearest, 1).values + self.rest * q)
+        usual, weight = self.rest.unbind()
+        apart: Tensor = squares.kthvalue(nearest, 1).values
+        return -(apart + ((q - usual) * weight).square())
 
     def imagined(self, each: int, draw: torch.Generator) -> Tensor | None:
         """Features (rows, each, size) as they may be around what is kept of each class; None where nothing is.
@@ -173,7 +176,7 @@ def unknown_skeleton(
             f"features and {classes} classes"
         )
     halves = {"mean": (features,), "rows": (count, rank)}
-    singles = {"scale": (rank,), "whiten": (rank, rank), "rest": (1,)}
+    singles = {"scale": (rank,), "whiten": (rank, rank), "rest": (2,)}
     tensors = {name: torch.empty(shape, dtype=torch.float16, device="meta") for name, shape in halves.items()}
     tensors |= {name: torch.empty(shape, device="meta") for name, shape in singles.items()}
     return Unknown(judgement, tensors | {"basis": torch.empty(features, rank, dtype=torch.uint8, device="meta")})
@@ -272,8 +275,8 @@ def _statistics(rule: Rule, train: Observed, rank: int) -> dict[str, Tensor]:
     values, vectors = torch.linalg.eigh(covariance)
     whiten = vectors / values.clamp_min(float(ridge)).sqrt()
     q = away.square().sum(1) - p.square().sum(1)
-    spread = q.var(correction=0)
-    rest = 2 * q.mean() / spread if spread > 0 else q.new_zeros(())
+    spread = q.std(correction=0)
+    weight = 1 / spread if spread > 0 else spread
     y = p @ whiten
     rows = means @ whiten if rule == "mahalanobis" else y[_spaced(labels, classes)]
     return {
@@ -282,7 +285,7 @@ def _statistics(rule: Rule, train: Observed, rank: int) -> dict[str, Tensor]:
         "mean": mean,
         "whiten": whiten.float(),
         "rows": _halved(rows),
-        "rest": rest.float().view(1).clamp(0, 1e6),
+        "rest": torch.stack([q.mean(), weight]).float().clamp(-1e12, 1e12),
     }
 
 
