@@ -1,6 +1,7 @@
 """Methods are found by a scan of their folder: a file with `PRESETS` is all that a new one needs."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,3 +78,27 @@ def test_what_is_not_a_method_is_refused_by_name():
 def test_a_name_that_is_taken_is_refused():
     with pytest.raises(pm.MethodError, match="a method named affine-full is registered already"):
         pm.register("affine-full", pm.create_method("affine-full"))
+
+
+def test_threads_that_ask_at_the_same_time_all_find_the_methods():
+    """A server's threads may be the first to ask; none may see a list that is still being made."""
+    program = """
+import threading
+from polymask.core.registry import create_method
+start, failed = threading.Barrier(8), []
+
+def ask():
+    start.wait()
+    try:
+        create_method("wsn")
+    except Exception as error:
+        failed.append(error)
+
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed[0]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
+from threading import RLock
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from polymask.core.target import CLASSES, Target, get_target
 from polymask.errors import DomainError, MethodError, near_matches
 
 _METHODS: dict[str, Method] = {}
-_found = False
+_found = _looking = False
+_lock = RLock()  # guards the search: threads that come meanwhile wait for all of it
 
 
 def register(name: str, prototype: Method) -> None:
@@ -75,17 +77,23 @@ def list_methods(pattern: str = "*") -> list[str]:
 
 def _find_methods() -> None:
     """Register ours, then those of other packages, once."""
-    global _found
+    global _found, _looking
     if _found:
         return
-    _found = True
-    folder = import_module("polymask.methods").__path__
-    for file in sorted(found.name for found in iter_modules(folder)):
-        presets = getattr(import_module(f"polymask.methods.{file}"), "PRESETS", {})
-        for name, prototype in presets.items():
-            register(name, prototype)
-    for entry in entry_points(group="polymask.methods"):
-        register(entry.name, entry.load())
+    with _lock:
+        if _found or _looking:  # by this thread: what it finds registers itself
+            return
+        _looking = True
+        try:
+            folder = import_module("polymask.methods").__path__
+            for file in sorted(found.name for found in iter_modules(folder)):
+                presets = getattr(import_module(f"polymask.methods.{file}"), "PRESETS", {})
+                for name, prototype in presets.items():
+                    register(name, prototype)
+            for entry in entry_points(group="polymask.methods"):
+                register(entry.name, entry.load())
+        finally:
+            _found, _looking = True, False
 
 
 def new_domain(
