@@ -45,7 +45,13 @@ def learned(request, base, tmp_path_factory):
 def test_a_domain_learns_its_target_and_keeps_its_best_epoch(base, learned):
     kind, _, data, loaders, found = learned
     metric = {"labels": "mean_average_precision", "values": "mean_absolute_error"}[kind]
-    assert set(found.domain.metrics) == {f"val_{metric}", f"test_{metric}", "bits_per_weight", "kept_epoch"}
+    assert set(found.domain.metrics) == {
+        f"val_{metric}",
+        f"test_{metric}",
+        "bits_per_weight",
+        "kept_epoch",
+        "precision",
+    }
     results = [record.val_accuracy for record in found.history]
     best = max(results) if kind == "labels" else min(results)
     assert found.domain.metrics[f"val_{metric}"] == best
