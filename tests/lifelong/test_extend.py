@@ -89,6 +89,16 @@ def test_every_way_learns_new_classes_and_leaves_base_and_domain_alone(base, old
         assert torch.equal(mine.running_mean, theirs.running_mean)
 
 
+@pytest.mark.parametrize("refit", [0.01, "auto"])
+def test_a_recipe_that_fits_heads_again_does_not_do_so_without_old_images(base, old, refit):
+    """The whole head would be fitted to images of new classes alone."""
+    plain, asked = (
+        pm.extend(base, old, data(["d", "e"], seed=5), way="norms", recipe=pm.get_recipe(QUICK, refit=fit)).domain
+        for fit in (None, refit)
+    )
+    assert torch.equal(plain.head.weight, asked.head.weight)
+
+
 def test_new_classes_are_told_from_each_other_and_from_old_ones(base, old):
     images = data(["d", "e"], seed=5)
     found = pm.extend(base, old, images)

@@ -3,40 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import polymask as pm
+from brightness import made_base, made_data
 from polymask.cli import main
-from polymask.data.images import DomainData
-from polymask.data.split import ArraySplit
 from polymask.errors import PolymaskError, TrainingError
 from polymask.train.finishing import choose_test_input, measured_at
 
-SPEC = pm.InputSpec(shape=(3, 24, 24), mean=(0.5,) * 3, std=(0.5,) * 3)
 RECIPE = pm.get_recipe("quick", epochs=2, batch_size=8, side=24)
-
-
-def split(seed, count=24):
-    rng = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    pixels = rng.integers(0, 120, (count, 48, 48, 3)) + 100 * labels[:, None, None, None]
-    return ArraySplit(f"made {seed}", pixels.astype(np.uint8), labels)
 
 
 @pytest.fixture(scope="module")
 def data():
-    return DomainData("made", ("dark", "light"), split(1), split(2), split(3))
-
-
-def network(fixed=False):
-    torch.manual_seed(0)
-    body = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
-    pooled = [nn.Flatten(), nn.Linear(8 * 12 * 12, 16)] if fixed else [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(*body, *pooled, nn.Linear(16 if fixed else 8, 4))
-
-
-def base_of(fixed=False):
-    return pm.load_base(network(fixed), name="made", input=SPEC)
+    return made_data("dark", "light")
 
 
 @pytest.fixture
@@ -58,7 +37,7 @@ def favourite(monkeypatch):
 
 @pytest.mark.parametrize(("side", "crop"), [(24, 0.875), (32, 0.875), (40, 1.0)])
 def test_the_best_on_val_is_kept(data, favourite, side, crop):
-    base = base_of()
+    base = made_base()
     asked = favourite(side, crop)
     domain = pm.new_domain(base, "bn-only", data.classes)
     recipe = pm.get_recipe(RECIPE, test_side="auto")
@@ -69,16 +48,16 @@ def test_the_best_on_val_is_kept(data, favourite, side, crop):
 
 
 def test_equal_results_leave_the_smallest_size(data, favourite):
-    base = base_of()
+    base = made_base()
     favourite(0, 0)
     domain = pm.new_domain(base, "bn-only", data.classes)
     assert choose_test_input(base, domain, data, pm.get_recipe(RECIPE, test_side="auto"))[0] == domain.input
 
 
 def test_a_network_of_one_size_keeps_it(data):
-    base = base_of(fixed=True)
+    base = made_base(fixed=True)
     domain = pm.new_domain(base, "bn-only", data.classes)
-    domain.input = SPEC
+    domain.input = base.input
     chosen, found = choose_test_input(base, domain, data, pm.get_recipe(RECIPE, test_side="auto"))
     assert chosen.side == 24
     assert {text.partition(" ")[0] for text in found} == {"24"}
@@ -88,7 +67,7 @@ def test_a_network_of_one_size_keeps_it(data):
 
 @pytest.mark.parametrize("test_side", [40, "auto"])
 def test_learning_measures_and_stores_what_was_chosen(data, tmp_path, test_side):
-    base = base_of()
+    base = made_base()
     learned = pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, test_side=test_side))
     domain = learned.domain
     assert domain.input.side == 40 or test_side == "auto"
@@ -103,7 +82,7 @@ def test_learning_measures_and_stores_what_was_chosen(data, tmp_path, test_side)
 
 
 def test_without_it_nothing_changes(data):
-    base = base_of()
+    base = made_base()
     plain = pm.learn(base, data, "bn-only", RECIPE)
     assert plain.domain.input.side == 24
     assert "val_by_test_side" not in plain.domain.metrics
@@ -120,13 +99,13 @@ def test_without_it_nothing_changes(data):
 )
 def test_a_size_that_cannot_be_is_refused(data, fields, message):
     with pytest.raises(PolymaskError, match=message):
-        pm.learn(base_of(), data, "bn-only", pm.get_recipe(RECIPE, **fields))
+        pm.learn(made_base(), data, "bn-only", pm.get_recipe(RECIPE, **fields))
 
 
 def test_several_domains_together_are_refused(data):
     lesson = pm.Lesson(data.classes, [(torch.zeros(2, 3, 24, 24), torch.tensor([0, 1]))])
     with pytest.raises(TrainingError, match="for one domain"):
-        pm.fit_all(base_of(), {"one": lesson}, "bn-only", pm.get_recipe(RECIPE, test_side=32))
+        pm.fit_all(made_base(), {"one": lesson}, "bn-only", pm.get_recipe(RECIPE, test_side=32))
 
 
 def test_the_command_says_what_it_chose(tmp_path, monkeypatch, capsys):
@@ -151,7 +130,7 @@ RECIPES = {
 @pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("refit", [0.01, "auto"])
 def test_a_head_that_is_fitted_again_is_never_worse_on_val(data, fields, refit):
-    base = base_of()
+    base = made_base()
     results = {}
     for chosen in (None, refit):
         learned = pm.learn(base, data, "affine-full", pm.get_recipe(RECIPE, **fields, refit=chosen), progress=False)
@@ -163,7 +142,7 @@ def test_a_head_that_is_fitted_again_is_never_worse_on_val(data, fields, refit):
 
 
 def test_nothing_but_the_head_is_fitted_again(data):
-    base = base_of()
+    base = made_base()
     plain, again = (
         pm.learn(
             base, data, "affine-full", pm.get_recipe(RECIPE, rate=1e-3, refit=refit), progress=False
@@ -177,7 +156,7 @@ def test_nothing_but_the_head_is_fitted_again(data):
 
 
 def test_without_val_a_head_is_fitted_by_the_number_that_is_given(data):
-    base = base_of()
+    base = made_base()
     last = {"selection": "last", "train_on_val": True}
     learned = pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit=0.01), progress=False)
     assert learned.test_accuracy == 100
@@ -186,7 +165,7 @@ def test_without_val_a_head_is_fitted_by_the_number_that_is_given(data):
 
 
 def test_domains_that_learn_together_have_their_heads_fitted_again(data):
-    base = base_of()
+    base = made_base()
     loaders = pm.make_loaders(data, base.input, RECIPE)
     lesson = pm.Lesson(data.classes, loaders.train, loaders.val, loaders.test)
     fitted = pm.fit_all(
@@ -198,3 +177,13 @@ def test_domains_that_learn_together_have_their_heads_fitted_again(data):
 def test_a_penalty_below_zero_is_refused():
     with pytest.raises(PolymaskError, match="refit=-1"):
         pm.get_recipe("quick", refit=-1)
+
+
+def test_what_a_pack_says_of_val_is_what_its_stored_numbers_reach(data, tmp_path):
+    base = made_base()
+    learned = pm.learn(base, data, "affine-full", pm.get_recipe(RECIPE, rate=1e-3), progress=False)
+    learned.domain.save(tmp_path / "made.safetensors")
+    loaded = pm.load_domain(tmp_path / "made.safetensors", base)
+    assert loaded.metrics["precision"] == 16
+    val = pm.make_loaders(data, base.input, RECIPE).val
+    assert pm.evaluate(base, loaded, val) == loaded.metrics["val_accuracy"]

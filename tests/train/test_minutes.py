@@ -2,18 +2,15 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import polymask as pm
+from brightness import made_base, made_data
 from image_folders import make_folder
 from polymask.cli import main
 from polymask.core.target import ValueTarget
-from polymask.data.images import DomainData
 from polymask.data.loader import Loader
-from polymask.data.split import ArraySplit
 from polymask.errors import PolymaskError, TrainingError
 from polymask.train import minutes
 from polymask.train.finishing import fit_head, learn_head
@@ -23,7 +20,6 @@ from polymask.train.recipe import method_by
 SIDES = [64, 96, 128, 160, 224]
 PACE = Pace(0.001, 1e-6)  # 5 ms for an image of 64 px, 51 ms at 224
 QUICK = pm.get_recipe("quick")
-SPEC = pm.InputSpec(shape=(3, 24, 24), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def plan(seconds, images=1000, val=200, pace=PACE):
@@ -64,24 +60,14 @@ def test_a_faster_machine_does_more_in_the_same_time():
     assert (slow.side, slow.epochs) < (fast.side, fast.epochs)
 
 
-def split(seed, count=24):
-    rng = np.random.default_rng(seed)
-    labels = np.arange(count) % 4
-    pixels = rng.integers(0, 100, (count, 48, 48, 3)) + 50 * labels[:, None, None, None]
-    return ArraySplit(f"made {seed}", pixels.astype(np.uint8), labels)
-
-
 @pytest.fixture(scope="module")
 def data():
-    return DomainData("made", ("night", "dusk", "day", "noon"), split(1), split(2), split(3))
+    return made_data("night", "dusk", "day", "noon")
 
 
 @pytest.fixture
 def base():
-    torch.manual_seed(0)
-    body = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
-    net = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
-    return pm.load_base(net, name="made", input=SPEC)
+    return made_base()
 
 
 def test_a_machine_is_timed_and_the_plan_is_for_it(base, data, monkeypatch):

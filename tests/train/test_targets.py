@@ -54,11 +54,10 @@ def test_a_domain_learns_its_target_and_keeps_its_best_epoch(base, learned):
     }
     results = [record.val_accuracy for record in found.history]
     best = max(results) if kind == "labels" else min(results)
-    assert found.domain.metrics[f"val_{metric}"] == best
     assert results[found.domain.metrics["kept_epoch"] - 1] == best
-    assert pm.evaluate(base, found.domain, loaders.val) == pytest.approx(
-        best, rel=2e-3
-    )  # rounding may cost a thousandth
+    reached = found.domain.metrics[f"val_{metric}"]
+    assert reached == pytest.approx(best, rel=2e-3)  # rounding to 16 bits may cost a thousandth
+    assert pm.evaluate(base, found.domain, loaders.val) == pytest.approx(reached, rel=1e-5)
     if kind == "labels":
         assert best > 70, "by chance it is about 50"
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from polymask.cli.learn import TrainingVerb
+from polymask.cli.training import TrainingVerb
 from polymask.cli.verb import (
     DeviceVerb,
     Verb,

@@ -243,7 +243,7 @@ def _train(
     wider.head.requires_grad_(True)
     wider.norms.requires_grad_(True)
     wider.gathers_statistics = False
-    recipe = replace(recipe, selection="last", patience=None, balance=None, test_side=None)
+    recipe = replace(recipe, selection="last", patience=None, balance=None, refit=None)  # old classes have no images
     augment = train_transform(data, spec, scale=recipe.random_scale)
     (cache,) = cache_splits([images], augment.shrink)
     batches = Loader(cache, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)

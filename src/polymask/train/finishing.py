@@ -15,7 +15,7 @@ images: it is measured on val, for the domain as it is, and kept in the domain's
 **16 bits.** Norms, scalars and head are rounded to numbers that 16 bits hold, unless val says that this costs anything.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,7 +34,7 @@ from polymask.data.images import DomainData
 from polymask.data.loader import Loader
 from polymask.data.preprocess import Preprocess, eval_transform
 from polymask.data.split import Split
-from polymask.errors import TrainingError
+from polymask.errors import DataError, TrainingError
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import all_labels, evaluate, feature_network
 from polymask.train.recipe import LARGEST_SIDE, Recipe
@@ -159,10 +159,10 @@ def fit_head(
     head = domain.head
     if head is None or domain.target.kind != "classes":
         raise TrainingError("a logistic regression needs a head for classes")
-    features, labels = gathered(base, domain, train)
+    features, labels = gathered(base, domain, train.batches())
     mean, deviation = features.mean(0), features.std(0).clamp(min=1e-6)
     features = (features - mean) / deviation
-    held_out = None if val is None else gathered(base, domain, val)
+    held_out = None if val is None else gathered(base, domain, val.batches())
     weight = torch.zeros(head.out_features, head.in_features, device=features.device, requires_grad=True)
     bias = torch.zeros(head.out_features, device=features.device, requires_grad=True)
     kept, record = (weight, bias), EpochRecord(0, 0.0, 0.0, None)
@@ -202,25 +202,29 @@ def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, st
 
 
 @torch.no_grad()
-def gathered(base: Base, domain: Domain, batches: Batches) -> tuple[Tensor, Tensor]:
+def gathered(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The features of all images, float32 (N, F), and their labels."""
     run, features, truths = feature_network(base, domain), [], []
-    for images, labels in batches.batches():
+    for images, labels in batches:
         features.append(run(base.placed(images)).float())
         truths.append(labels.to(base.device))
+    if not truths:
+        raise DataError("there is no image to look at; give some")
     return torch.cat(features), torch.cat(truths)
 
 
-def round_numbers(base: Base, domain: Domain, val: Any, before: float | None, ranks: "Ranks | None") -> bool:
-    """Round norms, scalars and head to 16 bits, unless val says that this costs anything; whether they are.
+def round_numbers(
+    base: Base, domain: Domain, val: Any, before: float | None, ranks: "Ranks | None"
+) -> tuple[bool, float | None]:
+    """Round norms, scalars and head to 16 bits, unless val says that this costs anything.
 
     `before` is what val says of the domain as it is, where that is known. A tenth of a percent may be lost, or one
-    image.
+    image. Gives whether they are rounded, and what val says of the domain now.
     """
     exact = copied(domain.stored())
     if val is None:
         domain.restore(in_halves(domain))
-        return True
+        return True, None
     batches, measure = as_batches(val, domain.input, domain.classes), evaluate if ranks is None else ranks.evaluate
     before = measure(base, domain, batches) if before is None else before
     domain.restore(in_halves(domain))
@@ -229,4 +233,5 @@ def round_numbers(base: Base, domain: Domain, val: Any, before: float | None, ra
     allowed = max(0.1, 100 / len(all_labels(batches))) if domain.target.kind == "classes" else 1e-3 * abs(before)
     if lost > allowed:
         domain.restore(exact)
-    return lost <= allowed
+        return False, before
+    return True, after

@@ -199,7 +199,8 @@ def learn(
     if recipe.precision != 32:
         val = loader_at(data, data.val, domain.input) if otherwise and sets.val is not None else sets.val
         known = best if recipe.selection == "best" and len(domain.method.stages) == 1 else None
-        rounded = round_numbers(base, domain, val, known, ranks)
+        rounded, on_val = round_numbers(base, domain, val, known, ranks)
+        best = best if on_val is None else on_val
     if leads:
         _keep_rule(base, domain, data, sets, fed_otherwise=otherwise)
     evaluation = result = None

@@ -16,8 +16,8 @@ from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.errors import DataError, DomainError
-from polymask.train.finishing import loader_at
-from polymask.train.predict import all_labels, feature_network
+from polymask.train.finishing import gathered, loader_at
+from polymask.train.predict import all_labels
 
 RULE: Rule = "mahalanobis"
 _IMAGES, _OF_CLASS = 2048, 20  # training images that are looked at: so many, or so many of each class
@@ -106,12 +106,7 @@ def evenly(train: Batches, val: Batches) -> Batches:
 @torch.no_grad()
 def observe(base: Base, domain: Domain, batches: Batches, most: int | None = None) -> Observed:
     """Features, logits and labels of images, as the network of a domain sees them."""
-    run, parts = feature_network(base, domain), list[tuple[Tensor, Tensor]]()
-    for images, labels in _counted(batches, most):
-        parts.append((run(base.placed(images)).float().cpu(), labels.cpu()))
-    if not parts:
-        raise DataError("there is no image to calibrate on; give some")
-    features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    features, labels = (part.cpu() for part in gathered(base, domain, _counted(batches, most)))
     logits = torch.cat([domain.classify(some.to(base.device)).float().cpu() for some in torch.split(features, 1024)])
     return Observed(features, logits, labels)
 
