@@ -29,18 +29,25 @@ decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
     --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe quick --weight-rate 1e-4
     --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
 
+# groups OPTIONS…: the three groups of methods, or those that the variable ONLY names.
+groups() {
+    for group in ${ONLY:-main rest ours}; do
+        methods=$group tuned=$tuned_on seeds=0,1,2
+        if [ "$group" = rest ]; then tuned=${tuned_on%%,*} seeds=0; fi
+        polymask benchmark "${common[@]}" --methods "${!methods}" --seeds "$seeds" "${tune[@]}" --tune-on "$tuned" "$@"
+    done
+}
+
 case $run in
 sketch)
     common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down --out results/sketch-mini-64)
-    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" --tune-on flowers,stanford-cars "$@"
-    polymask benchmark "${common[@]}" --methods "$ours" --seeds 0,1,2 "${tune[@]}" --tune-on flowers,stanford-cars "$@"
-    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" --tune-on flowers "$@"
+    tuned_on=flowers,stanford-cars
+    groups "$@"
     ;;
 decathlon)
     common=("${decathlon[@]}" --orders down --out results/decathlon-mini-32)
-    polymask benchmark "${common[@]}" --methods "$main" --seeds 0,1,2 "${tune[@]}" --tune-on gtsrb,vgg-flowers "$@"
-    polymask benchmark "${common[@]}" --methods "$ours" --seeds 0,1,2 "${tune[@]}" --tune-on gtsrb,vgg-flowers "$@"
-    polymask benchmark "${common[@]}" --methods "$rest" --seeds 0 "${tune[@]}" --tune-on gtsrb "$@"
+    tuned_on=gtsrb,vgg-flowers
+    groups "$@"
     ;;
 ablation-flowers)
     polymask benchmark "${sketch[@]}" --domains flowers --methods "$rows" --seeds 0,1 \

@@ -1,6 +1,7 @@
 """What masks cost in time: learning, switching, inference, with competitors in the same run.
 
     python benchmarks/speed.py --out results/speed.json    # about 8 minutes on two free cores
+    python benchmarks/speed.py --device cuda --out FILE    # the same on a GPU
     python benchmarks/speed.py --table results/speed.json  # print it again, beside the goals
     python benchmarks/speed.py --table results/speed.json --figure docs/assets/speed.svg
     python tools/speed_table.py                            # put the tables into docs/speed.md
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cost.learning import settings, step, transform
+from cost.learning import settings, small_step, step, transform
 from cost.network import NETWORK
 from cost.report import figure, tables
 from cost.timing import Clock
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=5, help="rounds of whole training steps")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="where: cpu, cuda, …")
     options = parser.parse_args()
     results = json.loads(options.table.read_text()) if options.table is not None else measure(options)
     if options.figure is not None:
@@ -59,7 +61,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure every requested part; keep what an earlier run wrote to the file."""
-    clock = Clock(options.threads)
+    clock = Clock(options.threads, options.device)
     before = {}
     if options.out is not None and options.out.exists():
         before = json.loads(options.out.read_text())
@@ -68,6 +70,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "network": NETWORK,
             "clock": clock.name,
             "threads": options.threads,
+            "device": options.device,
             "python": platform.python_version(),
             "versions": before.get("setup", {}).get("versions", {})
             | {name: v for name in PACKAGES if (v := installed(name))},
@@ -76,7 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for part in options.only:
         begin = time.perf_counter()
         torch.manual_seed(0)
-        results[part] = PARTS[part](clock, options.steps if part == "step" else options.rounds)
+        results[part] = PARTS[part](clock, options.steps if "step" in part else options.rounds)
         print(f"{part}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +106,7 @@ PARTS: dict[str, Callable[[Clock, int], dict[str, Any]]] = {
     "switch": switch,
     "inference": inference,
     "step": step,
+    "small step": small_step,
     "settings": settings,
     "show": show,
 }

@@ -13,9 +13,10 @@ from cost.timing import Clock, ratios
 from torch import Tensor, nn
 
 import polymask as pm
+from polymask.core.merge import keep_freed_memory
 from polymask.methods.affine.formula import set_kernels
 from polymask.nets.zoo import build
-from polymask.train.learner import DomainLearner
+from polymask.train.learner import DomainLearner, placed
 from polymask.train.recipe import get_recipe
 
 BATCH = 8
@@ -128,6 +129,40 @@ def step(clock: Clock, rounds: int) -> dict[str, Any]:
     return {"side": SIDE, "batch": BATCH, "ratios": ratios(seconds, "fine-tuning")}
 
 
+def small_step(clock: Clock, rounds: int) -> dict[str, Any]:
+    """Steps as `learn` takes them by default, on small images, against a plain loop over timm's same network."""
+    side, batch = 96, 32
+    images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(batch)
+
+    def plain() -> Callable[[], None]:
+        net, _ = build("efficientnet-lite0", pretrained=False, classes=CLASSES)
+        return partial(stepper(net), images, labels)
+
+    def learned(method: str, kind: str, **options: Any) -> Callable[[], None]:
+        base = pm.load_base("efficientnet-lite0", pretrained=False)
+        learner = DomainLearner(base, pm.new_domain(base, method, NAMES, **options).train(), get_recipe("quick"))
+
+        def call() -> None:
+            set_kernels(kind)
+            learner.step(images, labels, 0.5)
+
+        return call
+
+    calls = {
+        "timm": plain(),
+        "timm again": plain(),
+        "fine-tuning": learned("finetune", "eager"),
+        "masks, eager": learned("affine-full", "eager"),
+        "masks, compiled": learned("affine-full", "compiled"),
+        "masks and `affine` norms, eager": learned("affine-full", "eager", norms="affine"),
+    }
+    keep_freed_memory()  # as the verbs that train do; the loop over timm's network gains by it too
+    seconds = clock.interleaved(calls, 3 * rounds)
+    set_kernels("eager")
+    return {"side": side, "batch": batch, "ratios": ratios(seconds, "timm")}
+
+
 def stepper(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
     """One step for every parameter that learns."""
     model.train().to(memory_format=torch.channels_last)
@@ -162,5 +197,5 @@ def timed_setting(base: pm.Base, side: int, batch: int, *, channels_last: bool, 
     recipe = get_recipe("quick", side=side, channels_last=channels_last, autocast=autocast)
     domain = pm.new_domain(base, "finetune", NAMES).train()
     learner = DomainLearner(base, domain, recipe)
-    images, labels = learner.placed(torch.randn(batch, 3, side, side), torch.arange(batch))
+    images, labels = placed(torch.randn(batch, 3, side, side), torch.arange(batch), base, recipe)
     return lambda: learner.step(images, labels, 0.5)

@@ -38,6 +38,7 @@ TITLES = {
     "switch": "Switching ResNet-50 to another domain, × a copy of the weights:",
     "inference": "One image through ResNet-50, × the plain network:",
     "step": "A training step of ResNet-50, × plain fine-tuning:",
+    "small step": "A training step of EfficientNet-Lite0, 32 images of 96 px, × a plain loop over timm's network:",
 }
 
 
@@ -68,6 +69,11 @@ def goals(results: dict[str, Any], others: dict[str, Any]) -> Iterator[Row]:
         )
     if "step" in results:
         yield from step_goals(results)
+    if "small step" in results:
+        found = results["small step"]["ratios"]
+        for kind, limit in (("eager", 1.05), ("compiled", 1.0)):
+            what = f"training step of EfficientNet-Lite0 at 96 px, × a plain loop over timm's, {kind}"
+            yield within(what, limit, found, f"masks, {kind}", "timm again")
     if "memory" in others:
         for kind, limit in (("eager", 9), ("compiled", 9)):
             found = others["memory"]["bytes_per_weight_over_finetune"][f"masks, {kind}"]

@@ -12,12 +12,23 @@ Calls = dict[str, Callable[[], object]]
 
 
 class Clock:
-    """CPU seconds of one thread, which other programs disturb least; of several, wall time."""
+    """CPU seconds of one thread, which other programs disturb least; of several, or of another device, wall time.
 
-    def __init__(self, threads: int) -> None:
+    What the timed code makes, it makes on this device from now on.
+    """
+
+    def __init__(self, threads: int, device: str = "cpu") -> None:
         torch.set_num_threads(threads)
-        self.now = time.process_time if threads == 1 else time.perf_counter
-        self.name = "CPU seconds" if threads == 1 else "wall-clock seconds"
+        torch.set_default_device(device)
+        self.device = torch.device(device)
+        self.by_cpu = threads == 1 and self.device.type == "cpu"
+        self.name = "CPU seconds" if self.by_cpu else "wall-clock seconds"
+
+    def now(self) -> float:
+        """The time when all that was asked of the device is done."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return time.process_time() if self.by_cpu else time.perf_counter()
 
     def interleaved(self, calls: Calls, rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
         """Seconds of each call in each round, in a new random order every round."""

@@ -94,7 +94,9 @@ class Base:
 
     def placed(self, images: Tensor) -> Tensor:
         """A batch as the network takes it: on its device, in its type."""
-        return images.to(self.device, self.dtype)
+        if self.device.type == "cuda" and images.device.type == "cpu":  # what is pinned is copied beside the work
+            images = images.pin_memory()
+        return images.to(self.device, self.dtype, non_blocking=True)
 
     def tensor(self, name: str) -> Tensor:
         """The parameter or buffer with this state-dict name."""

@@ -186,6 +186,8 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if first.device.type != "cpu" or torch.compiler.is_compiling():
         return iter([tensors])
     size = BLOCK * torch.get_num_threads()
+    if first.numel() <= size:
+        return iter([tensors])
     if rows == 1:
         count = -(-columns // size)
         pieces = (torch.split(t, size, 1) if t.shape[1] > 1 else [t] * count for t in tensors)
@@ -232,7 +234,8 @@ class AffineMask(torch.autograd.Function):
     """The formula for thresholded scores; keeps nothing for backward but its inputs."""
 
     @staticmethod
-    def forward(
+    def forward(  # with its context: without, torch inspects its signature at every call
+        ctx: Any,
         W: Tensor,
         scores: Tensor,
         k0: Tensor | float,
@@ -245,14 +248,10 @@ class AffineMask(torch.autograd.Function):
         ks = (k0, k1, k2, k3)
         shape = Matrices(scores, _scalar_shape(ks, scores.ndim))
         columns = [shape.column(k, scores.dtype, scores.device) for k in ks]
-        out = forward(shape.matrix(W), shape.matrix(scores), columns, at)
-        return shape.tensor(out)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        W, scores, *ks, ctx.at, ctx.surrogate = inputs
+        ctx.at, ctx.surrogate = at, surrogate
         ctx.fixed = [None if isinstance(k, Tensor) else k for k in ks]
         ctx.save_for_backward(W, scores, *(k for k in ks if isinstance(k, Tensor)))
+        return shape.tensor(forward(shape.matrix(W), shape.matrix(scores), columns, at))
 
     @staticmethod
     @once_differentiable
