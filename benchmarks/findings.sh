@@ -10,7 +10,7 @@ run=$1 data=$2
 shift 2
 
 main=classifier-only,finetune,affine-full,piggyback-bn,affine-simple,bitdelta,lora-conv,parallel-adapter
-ours=affine-centred,affine-centred:refit=0.01,finetune:refit=0.01
+ours=affine-centred
 rest=bn-only,piggyback,series-adapter,covnorm,dan,ba2,packnet,spottune
 rows=piggyback,piggyback-star,piggyback-star-bn,piggyback-star-bn-k1,affine-simple-no-k1,affine-simple
 rows=$rows,affine-simple-sigmoid,affine-full-no-k1,affine-full-no-k2,affine-full,affine-full-sigmoid,affine-full-channel

@@ -74,6 +74,17 @@ def test_learn_takes_a_method_with_options_and_fields_of_the_recipe(room, printe
     assert (manifest.recipe["epochs"], manifest.recipe["side"]) == (1, 32)
 
 
+def test_learn_within_so_many_bits(room, printed, capsys):
+    result = printed("learn", "few", *SMALL[:-1], "1", "--bits", "0.25", "--out", "few")
+    base = pm.load_base("efficientnet-lite0")
+    domain = pm.load_domain(room / result["pack"], base)
+    masks = sum(transform.mask().numel() for _, transform in domain.named_transforms())
+    assert result["method"] == "affine-coarse"
+    assert masks < 0.26 * sum(site.numel for site in base.sites.values())
+    assert main(["learn", "more", *SMALL, "--method", "lora", "--bits", "0.5"]) == 1
+    assert "--bits is for affine-coarse" in capsys.readouterr().err
+
+
 def test_learn_leaves_a_log_and_no_checkpoint(room):
     files = {path.name for path in (room / "library" / "shapes.run").iterdir()}
     assert files == {"log.jsonl", "evaluation.json"}

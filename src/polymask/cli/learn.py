@@ -45,6 +45,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
     method: str = "affine-full"
     """See `polymask methods`; options after colons: lora:rank=4:rate=3e-3."""
+    bits: float | None = None
+    """Store at most so many bits of mask a weight, below 1: as --method affine-coarse:bits=BITS."""
     target: Literal["classes", "labels", "values"] | None = None
     """What the labels of a .csv file are: one class for each image, several labels, or numbers to learn.
     The default is labels where the file has several for an image, else classes."""
@@ -108,6 +110,10 @@ class LearnVerb(TrainingVerb, BaseVerb):
     def chosen_recipe(self) -> Recipe:
         from polymask.train.recipe import read_method
 
+        if self.bits is not None:
+            if self.method not in (LearnVerb.method, "affine-coarse"):
+                raise MethodError(f"--bits is for affine-coarse, and {self.method} is another method; leave one out")
+            self.method, self.bits = f"affine-coarse:bits={self.bits:g}", None
         text = read_method(self.method)
         recipe = get_recipe(text.recipe_name or self.recipe, **given_fields(self.overrides))
         recipe = recipe.changed(text.recipe_fields)

@@ -1,0 +1,126 @@
+"""What `polymask learn` should do unless told otherwise: methods, and what is settled after training, by val.
+
+    python benchmarks/defaults.py --data ../shared/data --out results/defaults.json    # goes on if cut
+    python benchmarks/defaults.py --table results/defaults.json
+
+Each method learns each domain once, by `quick` on EfficientNet-Lite0. What comes after training is then measured on
+that one domain in four ways: as it is; with the head fitted again (`--refit auto`); at the best size (`--test-side
+auto`);
+and both. Val decides within each way, and between the ways; test, of at most 1,000 images, is what comes of it and
+decides nothing. Fine-tuning, at the rate that its searches chose, is treated the same.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+
+import polymask as pm
+from polymask.data.images import DomainData
+from polymask.data.load import load_data
+from polymask.data.split import SubsetSplit
+from polymask.train.finishing import choose_test_input, loader_at, refit_head
+from polymask.train.learn import make_loaders
+from polymask.train.recipe import read_method
+
+DOMAINS = {
+    "flowers": "sketch:{data}/sketch-mini/flowers",
+    "dtd": "decathlon:{data}/decathlon-mini/dtd",
+    "gtsrb": "decathlon:{data}/decathlon-mini/gtsrb",
+    "letters": "letters",
+}
+METHODS = ("affine-full", "affine-centred:rate=5e-4", "affine-centred:rate=1e-3", "finetune:rate=3e-4")
+WAYS = {"as it is": (False, False), "size": (False, True), "refit": (True, False), "both": (True, True)}  # in turn
+TESTED = 1000
+RECIPE = pm.get_recipe("quick", precision=32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="the folder with sketch-mini and decathlon-mini")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=list(DOMAINS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
+    parser.add_argument("--part", default="0/1", help="every n-th run from the i-th on, to a file of its own")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", help="print what was measured before")
+    options = parser.parse_args()
+    if options.table:
+        print(table([row for file in options.table for row in json.loads(file.read_text())]))
+    else:
+        print(table(measured(options)))
+
+
+def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All runs that are not in the file yet, each written as soon as it is done."""
+    torch.set_num_threads(1)
+    rows = json.loads(options.out.read_text()) if options.out.exists() else []
+    done = {(row["method"], row["domain"], row["seed"]) for row in rows}
+    base = pm.load_base("efficientnet-lite0")
+    part, parts = map(int, options.part.split("/"))
+    wanted = [
+        (seed, domain, method) for seed in options.seeds for domain in options.domains for method in options.methods
+    ]
+    for seed, domain, method in wanted[part::parts]:
+        if (method, domain, seed) in done:
+            continue
+        data = load_data(DOMAINS[domain].format(data=options.data), seed=seed, limit=options.limit)
+        rows.append({"method": method, "domain": domain, "seed": seed} | one_run(base, data, method, seed))
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        print(rows[-1], flush=True)
+    return rows
+
+
+def one_run(base: pm.Base, data: DomainData, method: str, seed: int) -> dict[str, Any]:
+    """Val and test of the four ways, after one training."""
+    assert data.test is not None
+    some = np.random.default_rng(seed).permutation(len(data.test))[:TESTED]
+    test, seen = SubsetSplit(data.test, np.sort(some)), replace(data, test=None)
+    text = read_method(method)
+    recipe = text.recipe(RECIPE)
+    loaders = make_loaders(seen, base.input, recipe, seed=seed)
+    domain = pm.learn(base, seen, text.method(recipe), recipe, loaders=loaders, seed=seed, progress=False).domain
+    found: dict[str, Any] = {"bits": round(domain.metrics["bits_per_weight"], 3)}
+    trained, fitted = domain.input, False
+    for way, (refit, size) in WAYS.items():
+        domain.input = trained
+        if refit and not fitted:
+            refit_head(base, domain, loaders.train, loaders.val, "auto")
+            fitted = True
+        if size:
+            domain.input, _ = choose_test_input(base, domain, seen, replace(recipe, test_side="auto"))
+        on_val, on_test = (pm.evaluate(base, domain, loader_at(data, part, domain.input)) for part in (data.val, test))
+        found[way] = {"val": round(on_val, 2), "test": round(on_test, 2), "side": domain.input.side}
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A row for each method and way: val, and test, by domain and in the mean."""
+    domains = list(dict.fromkeys(row["domain"] for row in rows))
+    heads = ["method", "after training", *domains, "mean", "seeds"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        for way in WAYS:
+            each = [
+                [mean(row[way][part] for row in mine if row["domain"] == d) for part in ("val", "test")]
+                for d in domains
+                if any(row["domain"] == d for row in mine)
+            ]
+            cells = [f"{val:.1f} / {test:.1f}" for val, test in each]
+            cells += ["–"] * (len(domains) - len(each))
+            whole = [mean(pair[place] for pair in each) for place in (0, 1)]
+            total = f"**{whole[0]:.1f} / {whole[1]:.1f}**" if len(each) == len(domains) else "–"
+            seeds = len({row["seed"] for row in mine})
+            lines.append(f"| `{method}` | {way} | " + " | ".join(cells) + f" | {total} | {seeds} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
