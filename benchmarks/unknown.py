@@ -7,8 +7,8 @@
 
 A domain of `--near` is learned without its last fifth of classes, whose images are the near unknown ones. Far ones are
 test images of all other domains, noise and blank images. For each rule: AUROC, and the share of unknown images that are
-accepted where 95 % of known ones are. `val` has the same on validation images, near ones against held-out classes'
-validation images: the default rule is chosen by it. The calibration error is that of test images, before and after the
+accepted where 95 % of known ones are. `val` has the same on validation images: the domain's own, held-out classes' and
+other domains'. The default rule is chosen by it. The calibration error is that of test images, before and after the
 temperature that val gave. The confusion table is that of all domains by the first method, each with the default rule,
 and "none of them". A finished run is kept in `--out`, its pack in `--work`; both are skipped when it is started again.
 """
@@ -31,7 +31,7 @@ from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
 from polymask.data.split import ArraySplit, Split, SubsetSplit
 from polymask.files import write_atomically
-from polymask.train.predict import NOTE, best_domains, feature_network, likeness_cosines, read_likeness
+from polymask.train.predict import NOTE, Network, best_domains, feature_network, likeness_cosines, read_likeness
 
 SYNTHETIC = ("noise", "blank")
 NONE = "none of them"
@@ -65,7 +65,11 @@ def main() -> None:
     for seed in map(int, options.seeds.split(",")):
         whole = {name: load_data(source, seed=seed, limit=options.limit) for name, source in sources.items()}
         known = {n: d.first_classes(round(0.8 * len(d.classes))) if n in near else d for n, d in whole.items()}
-        far = {name: chosen(data.test or data.val, options.images) for name, data in known.items()} | synthetic()
+        far = {
+            name: (chosen(data.test or data.val, options.images), chosen(data.val, options.images))
+            for name, data in known.items()
+        } | {name: (split, split) for name, split in synthetic().items()}
+        own: dict[Split, Tensor] = {}
         for method in options.methods.split(","):
             for name, data in known.items():
                 key = f"{name} {method} {seed}"
@@ -75,7 +79,7 @@ def main() -> None:
                 domain = learned(base, data, method, recipe, seed, path)
                 others = {n: s for n, s in far.items() if n != name}
                 row = {"domain": name, "method": method, "seed": seed, "recipe": recipe.to_json(), "base": base.name}
-                row |= measured(base, domain, whole[name], data, others, options.images)
+                row |= measured(base, domain, whole[name], data, others, options.images, own)
                 write(options.out, {key: row})
                 print(
                     key, row["accuracy"], {rule: one["far"]["auroc"] for rule, one in row["rules"].items()}, flush=True
@@ -83,7 +87,8 @@ def main() -> None:
             key = f"confusion {method} {seed}"
             if key not in read(options.out):
                 folder = options.work / f"{method}-{seed}"
-                write(options.out, {key: {"seed": seed, "method": method} | confusion(base, folder, known, far)})
+                tested = {name: test for name, (test, _) in far.items()}
+                write(options.out, {key: {"seed": seed, "method": method} | confusion(base, folder, known, tested)})
 
 
 def learned(base: pm.Base, data: DomainData, method: str, recipe: pm.Recipe, seed: int, path: Path) -> pm.Domain:
@@ -112,55 +117,68 @@ def synthetic(count: int = 100, side: int = 96) -> dict[str, Split]:
 
 
 @torch.no_grad()
-def seen(base: pm.Base, domain: pm.Domain, data: DomainData, split: Split) -> tuple[Observed, Tensor]:
-    """What the domain's network makes of images, and the base's own features of them."""
-    run = feature_network(base, domain)
-    rows: list[Tensor] = []
-    for spec, net in ((domain.input, run), (base.input, base.net)):
-        transform = eval_transform(data, spec)
-        (cache,) = cache_splits([split], transform.shrink)
-        found = [
-            net(base.placed(images)).float().cpu() for images, _ in Loader(cache, transform, batch_size=64).batches()
-        ]
-        rows.append(torch.cat(found))
-    return Observed(rows[0], domain.classify(rows[0].to(base.device)).cpu(), torch.from_numpy(split.labels)), rows[1]
+def features_of(net: Network, base: pm.Base, data: DomainData, split: Split, spec: pm.InputSpec) -> Tensor:
+    transform = eval_transform(data, spec)
+    (cache,) = cache_splits([split], transform.shrink)
+    batches = Loader(cache, transform, batch_size=64).batches()
+    return torch.cat([net(base.placed(images)).float().cpu() for images, _ in batches])
+
+
+@torch.no_grad()
+def observed(base: pm.Base, domain: pm.Domain, data: DomainData, split: Split) -> Observed:
+    """What the domain's network makes of images."""
+    rows = features_of(feature_network(base, domain), base, data, split, domain.input)
+    return Observed(rows, domain.classify(rows.to(base.device)).cpu(), torch.from_numpy(split.labels))
 
 
 def measured(
-    base: pm.Base, domain: pm.Domain, whole: DomainData, data: DomainData, far: dict[str, Split], most: int
+    base: pm.Base,
+    domain: pm.Domain,
+    whole: DomainData,
+    data: DomainData,
+    far: dict[str, tuple[Split, Split]],
+    most: int,
+    own: dict[Split, Tensor],
 ) -> dict[str, Any]:
+    """All rules of one domain; `own` keeps the base's features of images, which are the same for every domain."""
     count = len(data.classes)
-    sets = {
-        "train": chosen(data.train, 2048),
-        "val": chosen(data.val, most),
-        "test": chosen(data.test or data.val, most),
-    }
+    sets = {"val": chosen(data.val, most), "test": chosen(data.test or data.val, most)}
     if count < len(whole.classes):
         for part, split in (("near val", whole.val), ("near test", whole.test or whole.val)):
             sets[part] = chosen(SubsetSplit(split, np.flatnonzero(split.labels >= count)), most)
-    found = {part: seen(base, domain, data, split) for part, split in (sets | far).items()}
+    sets |= {
+        f"{name} {part}": split for name, pair in far.items() for part, split in zip(("test", "val"), pair, strict=True)
+    }
+    found = {part: observed(base, domain, data, split) for part, split in sets.items()}
+    train = observed(base, domain, data, chosen(data.train, 2048))
+    for split in sets.values():
+        if split not in own:
+            own[split] = features_of(base.net, base, data, split, base.input)
     likeness = read_likeness(domain.recipe.get(NOTE), base.feature_dim)
     rules: dict[str, Any] = {}
     for rule in (*RULES, "likeness"):
         if rule == "likeness":
-            scores = {part: likeness_cosines(own, likeness[None])[:, 0] for part, (_, own) in found.items()}
+            scores = {part: likeness_cosines(own[split], likeness[None])[:, 0] for part, split in sets.items()}
             extra = {"bytes": 0}
         else:
-            unknown = fit_unknown(rule, found["train"][0], found["val"][0])
-            scores = {part: unknown.score(one.features, one.logits) for part, (one, _) in found.items()}
+            unknown = fit_unknown(rule, train, found["val"])
+            scores = {part: unknown.score(one.features, one.logits) for part, one in found.items()}
             extra = {"bytes": unknown.bytes, "temperature": unknown.judgement.temperature}
-        row: dict[str, Any] = extra | {"far by domain": {n: compared(scores["test"], scores[n]) for n in far}}
-        row["far"] = compared(scores["test"], torch.cat([scores[n] for n in far]))
-        row["val"] = {"far": compared(scores["val"], torch.cat([scores[n] for n in far]))}
+        by_domain = {name: compared(scores["test"], scores[f"{name} test"]) for name in far}
+        row: dict[str, Any] = extra | {"far by domain": by_domain}
+        row["far"], from_val = (
+            compared(scores[part], torch.cat([scores[f"{name} {part}"] for name in far])) for part in ("test", "val")
+        )
+        row["val"] = {"far": from_val}
         if "near test" in scores:
             row["near"] = compared(scores["test"], scores["near test"])
             row["val"]["near"] = compared(scores["val"], scores["near val"])
         rules[rule] = row
-    test, temperature = found["test"][0], rules["softmax"]["temperature"]
+    test, temperature = found["test"], rules["softmax"]["temperature"]
     return {
         "accuracy": 100 * float((test.logits.argmax(1) == test.labels).float().mean()),
         "classes": [count, len(whole.classes)],
-        "images": {part: len(split) for part, split in (sets | far).items()},
+        "images": {part: len(split) for part, split in sets.items()},
         "calibration error": {
             when: calibration_error((test.logits / t).softmax(1), test.labels)
             for when, t in (("before", 1.0), ("after", temperature))
