@@ -14,7 +14,6 @@ weights of each layer: the mean of |a_s M_s + b_s W∘M_s| over the mean of |W|.
 sources in `--work`; both are skipped when it is started again.
 """
 
-import argparse
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from kept import mean, read, recipe_of, training_options, write
 
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.split import SubsetSplit
-from polymask.files import write_atomically
 from polymask.lifelong.cross import nearest_sources
 from polymask.train.recipe import Recipe
 
@@ -37,21 +36,11 @@ ALL = "all"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = training_options(__doc__, "cross.work")
     parser.add_argument("--domain", action="append", default=[], metavar="NAME=SOURCE")
-    parser.add_argument("--base", default="efficientnet-lite0")
-    parser.add_argument("--weights", type=Path)
     parser.add_argument("--images", default="5,20,all", help="of each class")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--recipe", default="quick")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--side", type=int)
-    parser.add_argument("--limit", type=int)
     parser.add_argument("--sources", type=int, default=16, help="at most, the likest first")
     parser.add_argument("--options", default="", help="of the cross methods: NAME=VALUE,…")
-    parser.add_argument("--work", type=Path, default=Path("cross.work"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--picture", type=Path, help="draw which domain used which, by layer")
     options = parser.parse_args()
     if options.picture is not None:
@@ -62,8 +51,7 @@ def main() -> None:
         return
     base = pm.load_base(options.base, weights=options.weights)
     sources = dict(given.split("=", 1) for given in options.domain)
-    changes = {"epochs": options.epochs, "side": options.side}
-    recipe = pm.get_recipe(options.recipe, **{n: v for n, v in changes.items() if v is not None})
+    recipe = recipe_of(options)
     own = dict(pair.split("=", 1) for pair in options.options.split(",") if pair)
     for seed in map(int, options.seeds.split(",")):
         data = {name: load_data(source, seed=seed, limit=options.limit) for name, source in sources.items()}
@@ -142,14 +130,6 @@ def use_of(base: pm.Base, domain: pm.Domain, place: int) -> dict[str, float]:
     return found
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write(path: Path, more: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(read(path) | more, indent=1) + "\n").encode())
-
-
 def print_table(rows: dict[str, Any]) -> None:
     """A line for each method: mean test accuracy over targets, orders and seeds, by images a class."""
     runs = list(rows.values())
@@ -184,11 +164,6 @@ def draw(rows: dict[str, Any], path: Path) -> None:
         axes.set_yticks(range(len(pairs)), [f"{target} from {source}" for target, source in pairs])
         figure.colorbar(shown, ax=axes, label="change of weights, of their mean size")
     figure.savefig(path, metadata={"Date": None})
-
-
-def mean(values: Any, digits: int = 1) -> str:
-    there = [value for value in values if value is not None]
-    return f"{np.mean(there):.{digits}f}" if there else "–"
 
 
 if __name__ == "__main__":

@@ -16,21 +16,19 @@ Images are the same for all, and so are recipe and epochs of every step. A finis
 `--work`; both are skipped when it is started again.
 """
 
-import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from kept import mean, read, recipe_of, training_options, write
 from torch.nn.functional import normalize
 
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.split import SubsetSplit
-from polymask.files import write_atomically
 from polymask.lifelong.exemplars import choose_exemplars, read_exemplars, with_exemplars_of, write_exemplars
 from polymask.train.finishing import loader_at
 from polymask.train.unknown import observe
@@ -49,28 +47,17 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = training_options(__doc__, "extend.work")
     parser.add_argument("--domain", metavar="NAME=SOURCE")
     parser.add_argument("--steps", default="52,10,10,10,10,10", help="classes of each step")
-    parser.add_argument("--base", default="efficientnet-lite0")
-    parser.add_argument("--weights", type=Path)
     parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--recipe", default="quick")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--side", type=int)
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--work", type=Path, default=Path("extend.work"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
         print_table(read(options.out))
         return
     base = pm.load_base(options.base, weights=options.weights)
     name, source = options.domain.split("=", 1)
-    changes = {"epochs": options.epochs, "side": options.side}
-    recipe = pm.get_recipe(options.recipe, **{n: v for n, v in changes.items() if v is not None})
+    recipe = recipe_of(options)
     ends = np.cumsum([int(size) for size in options.steps.split(",")]).tolist()
     for seed in map(int, options.seeds.split(",")):
         data = load_data(source, seed=seed, limit=options.limit)
@@ -149,14 +136,6 @@ def accuracies(seen: Any, begin: int, means: torch.Tensor | None = None) -> dict
     return {name: 100 * float(part.mean()) if len(part) else None for name, part in share.items()}
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write(path: Path, more: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(read(path) | more, indent=1) + "\n").encode())
-
-
 def print_table(rows: dict[str, Any]) -> None:
     """A line for each system: all classes after each step, then old and new after the last; means over seeds."""
     for domain in dict.fromkeys(row["domain"] for row in rows.values()):
@@ -170,11 +149,6 @@ def print_table(rows: dict[str, Any]) -> None:
             cells = [mean(row["all"] for row in its if row["step"] == step) for step in steps]
             cells += [mean(row[part] for row in its if row["step"] == steps[-1]) for part in ("old", "new")]
             print(f"| {system} | {' | '.join(cells)} |")
-
-
-def mean(values: Any) -> str:
-    there = [value for value in values if value is not None]
-    return f"{np.mean(there):.1f}" if there else "–"
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ temperature that val gave. The confusion table is that of all domains by the fir
 and "none of them". A finished run is kept in `--out`, its pack in `--work`; both are skipped when it is started again.
 """
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from kept import mean, read, recipe_of, training_options, write
 from torch import Tensor
 
 import polymask as pm
@@ -30,7 +29,6 @@ from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
 from polymask.data.split import ArraySplit, Split, SubsetSplit
-from polymask.files import write_atomically
 from polymask.train.predict import NOTE, Network, best_domains, feature_network, likeness_cosines, read_likeness
 
 SYNTHETIC = ("noise", "blank")
@@ -38,29 +36,18 @@ NONE = "none of them"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = training_options(__doc__, "unknown.work")
     parser.add_argument("--domain", action="append", default=[], metavar="NAME=SOURCE")
     parser.add_argument("--near", default="flowers,cubs", help="domains that are learned without some classes")
-    parser.add_argument("--base", default="efficientnet-lite0")
-    parser.add_argument("--weights", type=Path)
     parser.add_argument("--methods", default="affine-full,finetune")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--recipe", default="quick")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--side", type=int)
-    parser.add_argument("--limit", type=int)
     parser.add_argument("--images", type=int, default=300, help="of each domain, at most")
-    parser.add_argument("--work", type=Path, default=Path("unknown.work"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
         print_tables(read(options.out))
         return
     base = pm.load_base(options.base, weights=options.weights)
     sources = dict(given.split("=", 1) for given in options.domain)
-    changes = {"epochs": options.epochs, "side": options.side}
-    recipe = pm.get_recipe(options.recipe, **{n: v for n, v in changes.items() if v is not None})
+    recipe = recipe_of(options)
     near = options.near.split(",")
     for seed in map(int, options.seeds.split(",")):
         whole = {name: load_data(source, seed=seed, limit=options.limit) for name, source in sources.items()}
@@ -216,14 +203,6 @@ def confusion(base: pm.Base, folder: Path, known: dict[str, DomainData], far: di
     return {"confusion": rows}
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write(path: Path, more: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(read(path) | more, indent=1) + "\n").encode())
-
-
 def print_tables(rows: dict[str, Any]) -> None:
     """Means over domains and seeds, a line for each method and rule."""
     runs, notes = [row for row in rows.values() if "rules" in row], []
@@ -251,11 +230,6 @@ def print_tables(rows: dict[str, Any]) -> None:
         print("|---" * (len(columns) + 1) + "|")
         for truth, counts in row["confusion"].items():
             print(f"| {truth} | {' | '.join(str(counts[column]) for column in columns)} |")
-
-
-def mean(values: Any) -> str:
-    there = [value for value in values if value is not None]
-    return f"{np.mean(there):.1f}" if there else "–"
 
 
 if __name__ == "__main__":

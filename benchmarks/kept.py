@@ -1,0 +1,56 @@
+"""Runs that are kept in a file as soon as they are done, by a key each; several processes may add to one file."""
+
+import argparse
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import polymask as pm
+from polymask.files import write_atomically
+
+
+def training_options(doc: str, work: str) -> argparse.ArgumentParser:
+    """A parser with what all scripts take that train domains of one base."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--base", default="efficientnet-lite0")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--recipe", default="quick")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--side", type=int)
+    parser.add_argument("--limit", type=int, help="training images a domain")
+    parser.add_argument("--work", type=Path, default=Path(work), help="where packs are kept")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print what was measured before")
+    return parser
+
+
+def recipe_of(options: argparse.Namespace) -> pm.Recipe:
+    """The recipe, with the fields that the options change."""
+    changes = {"epochs": options.epochs, "side": options.side}
+    return pm.get_recipe(options.recipe, **{name: value for name, value in changes.items() if value is not None})
+
+
+def read(path: Path) -> dict[str, Any]:
+    """All runs that are done."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(path: Path, more: dict[str, Any]) -> None:
+    """Add some, beside what other processes have added meanwhile."""
+    folder = os.open(path.resolve().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        write_atomically(path, (json.dumps(read(path) | more, indent=1) + "\n").encode())
+    finally:
+        os.close(folder)
+
+
+def mean(values: Iterable[float | None], digits: int = 1) -> str:
+    """The mean of those that are there, as text."""
+    there = [value for value in values if value is not None]
+    return f"{fmean(there):.{digits}f}" if there else "–"
