@@ -89,7 +89,7 @@ def measure(base: pm.Base, source: str, side: int, limit: int) -> dict[str, Any]
         begin = time.perf_counter()
         for batch, labels in loaders.train.batches(epoch):
             came = time.perf_counter()
-            learner.step(*learner.placed(batch, labels), float(epoch))
+            learner.step(batch, labels, float(epoch))
             done = time.perf_counter()
             waited, worked, begin = waited + came - begin, worked + done - came, done
     used = time.process_time()
@@ -97,7 +97,7 @@ def measure(base: pm.Base, source: str, side: int, limit: int) -> dict[str, Any]
     making = time.process_time() - used
     used = time.process_time()
     for batch, labels in batches[:4]:
-        learner.step(*learner.placed(batch, labels), 1.0)
+        learner.step(batch, labels, 1.0)
     stepping = (time.process_time() - used) / 4 * len(batches)
     return {
         "side": side,
