@@ -1,7 +1,7 @@
 """What `polymask learn` should do unless told otherwise: methods, and what is settled after training, by val.
 
     python benchmarks/defaults.py --data ../shared/data --out results/defaults.json    # goes on if cut
-    python benchmarks/defaults.py --table results/defaults.json
+    python benchmarks/defaults.py --table --out results/defaults.json
 
 Each method learns each domain once, by `quick` on EfficientNet-Lite0. What comes after training is then measured on
 that one domain in four ways: as it is; with the head fitted again (`--refit auto`); at the best size (`--test-side
@@ -11,7 +11,6 @@ decides nothing. Fine-tuning, at the rate that its searches chose, is treated th
 """
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kept import read, write
 
 import polymask as pm
 from polymask.data.images import DomainData
@@ -47,34 +47,33 @@ def main() -> None:
     parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=list(DOMAINS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
-    parser.add_argument("--part", default="0/1", help="every n-th run from the i-th on, to a file of its own")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path, nargs="+", help="print what was measured before")
+    parser.add_argument(
+        "--part", default="0/1", help="every n-th run from the i-th on, where several processes share them"
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print what was measured before")
     options = parser.parse_args()
-    if options.table:
-        print(table([row for file in options.table for row in json.loads(file.read_text())]))
-    else:
-        print(table(measured(options)))
+    if not options.table:
+        measure(options)
+    print(table(list(read(options.out).values())))
 
 
-def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace) -> None:
     """All runs that are not in the file yet, each written as soon as it is done."""
     torch.set_num_threads(1)
-    rows = json.loads(options.out.read_text()) if options.out.exists() else []
-    done = {(row["method"], row["domain"], row["seed"]) for row in rows}
     base = pm.load_base("efficientnet-lite0")
     part, parts = map(int, options.part.split("/"))
     wanted = [
         (seed, domain, method) for seed in options.seeds for domain in options.domains for method in options.methods
     ]
     for seed, domain, method in wanted[part::parts]:
-        if (method, domain, seed) in done:
+        key = f"{domain} {method} {seed}"
+        if key in read(options.out):
             continue
         data = load_data(DOMAINS[domain].format(data=options.data), seed=seed, limit=options.limit)
-        rows.append({"method": method, "domain": domain, "seed": seed} | one_run(base, data, method, seed))
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
-        print(rows[-1], flush=True)
-    return rows
+        row = {"method": method, "domain": domain, "seed": seed} | one_run(base, data, method, seed)
+        write(options.out, {key: row})
+        print(row, flush=True)
 
 
 def one_run(base: pm.Base, data: DomainData, method: str, seed: int) -> dict[str, Any]:

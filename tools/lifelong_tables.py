@@ -1,4 +1,4 @@
-"""Write the measured parts of docs/unknown.md, extend.md and cross.md from results/, where these were measured.
+"""Write the measured parts of docs/unknown.md, extend.md, cross.md and training.md from results/, where there are some.
 
 python tools/lifelong_tables.py [--check]
 """
@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("unknown", "extend", "cross")  # and benchmarks and results of these names
+# The benchmark, whose results have its name, and the page.
+PAGES = {"unknown": "unknown", "extend": "extend", "cross": "cross", "defaults": "training"}
 
 
 def main() -> int:
@@ -19,13 +20,13 @@ def main() -> int:
     check = parser.parse_args().check
     stale = [name for name in PAGES if not up_to_date(name, write=not check)]
     for name in stale if check else ():
-        print(f"docs/{name}.md is stale; run python tools/lifelong_tables.py", file=sys.stderr)
+        print(f"docs/{PAGES[name]}.md is stale; run python tools/lifelong_tables.py", file=sys.stderr)
     return int(check and bool(stale))
 
 
 def up_to_date(name: str, *, write: bool) -> bool:
     """Whether a page has the tables of its results; with `write` it then has."""
-    page = ROOT / "docs" / f"{name}.md"
+    page = ROOT / "docs" / f"{PAGES[name]}.md"
     text = page.read_text()
     begin, end = f"<!-- {name}: tools/lifelong_tables.py -->\n", f"<!-- end of {name} -->\n"
     before, found, rest = text.partition(begin)

@@ -63,7 +63,7 @@ def test_learn_says_what_it_chose_and_prints_json_only_on_standard_output(learne
     assert 0 <= result["test_accuracy"] <= 100
     assert result["bytes"] == (room / result["pack"]).stat().st_size
     assert 1 < result["bits_per_weight"] < 2.5
-    for choice in ("efficientnet-lite0", "affine-full", "quick"):
+    for choice in ("efficientnet-lite0", "affine-full", "standard"):
         assert choice in run.stderr
 
 

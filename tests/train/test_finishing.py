@@ -160,8 +160,25 @@ def test_without_val_a_head_is_fitted_by_the_number_that_is_given(data):
     last = {"selection": "last", "train_on_val": True}
     learned = pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit=0.01), progress=False)
     assert learned.test_accuracy == 100
-    with pytest.raises(TrainingError, match="give a number"):
-        pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit="auto"), progress=False)
+    plain, auto = (
+        pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit=refit), progress=False).domain.head.weight
+        for refit in (None, "auto")
+    )
+    assert torch.equal(plain, auto)  # there is nothing to choose on
+
+
+def test_many_classes_and_images_get_as_many_steps_as_there_is_work_for(monkeypatch):
+    from polymask.train import finishing
+
+    features, labels = torch.randn(50, 4), torch.arange(50) % 3
+    seen = []
+    real = torch.optim.LBFGS
+    monkeypatch.setattr(torch.optim, "LBFGS", lambda *given, **how: seen.append(how["max_iter"]) or real(*given, **how))
+    for work in (10**12, 50 * 4 * 3 * 7, 1):
+        monkeypatch.setattr(finishing, "WORK", work)
+        weight, bias = (torch.zeros(shape, requires_grad=True) for shape in ((3, 4), (3,)))
+        finishing._minimise(features, labels, weight, bias, 0.1)
+    assert seen == [100, 7, 1]
 
 
 def test_domains_that_learn_together_have_their_heads_fitted_again(data):

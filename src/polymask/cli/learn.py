@@ -50,8 +50,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
     target: Literal["classes", "labels", "values"] | None = None
     """What the labels of a .csv file are: one class for each image, several labels, or numbers to learn.
     The default is labels where the file has several for an image, else classes."""
-    recipe: str = "quick"
-    """quick, imagenet-to-sketch, decathlon, residual-adapters, or a .toml file."""
+    recipe: str = "standard"
+    """standard, quick (the same without a head that is fitted again), imagenet-to-sketch, decathlon,
+    residual-adapters, or a .toml file."""
     minutes: float | None = None
     """Choose sizes and epochs so that all of it takes about so many minutes on this machine; val decides on the size
     at test, and whether a head of frozen features is the better one."""
@@ -77,7 +78,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def __post_init__(self) -> None:
         self.ranks: Ranks | None = None  # the processes that do this together, if several do
-        self.trained_by: Recipe = RECIPES["quick"]  # what was chosen in the end
+        self.trained_by: Recipe = RECIPES["standard"]  # what was chosen in the end
 
     @property
     def leads(self) -> bool:
@@ -268,7 +269,7 @@ def advice(data: "DomainData", recipe: Recipe) -> str:
         return (
             f"there are {images} training images of {count} classes; add images, {_FEW_IMAGES} of each class at least"
         )
-    usual = RECIPES.get(recipe.name, RECIPES["quick"]).rate
+    usual = RECIPES.get(recipe.name, RECIPES["standard"]).rate
     if recipe.epochs * images < 1000:
         return f"{recipe.epochs} epochs of {images} images are few steps; try --epochs {5 * recipe.epochs} --force"
     if recipe.rate < usual / 10:

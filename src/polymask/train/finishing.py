@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from polymask.train.ranks import Ranks
 
 STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
-STEPS = 100  # of L-BFGS, for each λ
+STEPS = 100  # of L-BFGS, for each λ, or as many as this much work allows:
+WORK = 10**12  # images × features × classes × steps
+MANY = 10**5  # images whose features are not gathered unasked
 TRIED = (1.0, 7 / 6, 4 / 3, 5 / 3)  # times the side in training
 STEP = 8  # pixels: sides are multiples
 
@@ -130,11 +132,16 @@ def learn_head(base: Base, data: DomainData, side: int) -> tuple[Domain, EpochRe
 def refit_head(
     base: Base, domain: Domain, train: Batches, val: Batches | None, strength: float | Literal["auto"]
 ) -> None:
-    """Fit the head again on the features that were learned; with val, only where that is better there."""
-    if domain.head is None or domain.target.kind != "classes":
+    """Fit the head again on the features that were learned; with val, only where that is better there.
+
+    "auto" does nothing where there is nothing to choose on, no head for classes, or more images than memory may have
+    room for; a number says that it must be.
+    """
+    is_for_classes = domain.head is not None and domain.target.kind == "classes"
+    if strength == "auto" and (val is None or not is_for_classes or len(getattr(train, "labels", ())) > MANY):
+        return
+    if domain.head is None or not is_for_classes:
         raise TrainingError(f"refit is for classes, and this is a domain of {domain.target.kind}; leave it out")
-    if strength == "auto" and val is None:
-        raise TrainingError("refit='auto' is chosen on val, and there is none; give a number, such as 0.01")
     before = {name: tensor.clone() for name, tensor in domain.head.state_dict().items()}
     reached = None if val is None else evaluate(base, domain, val)
     record = fit_head(base, domain, _as_at_test(train), val, STRENGTHS if strength == "auto" else (float(strength),))
@@ -189,7 +196,8 @@ def _reached(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> 
 
 
 def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> None:
-    solver = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+    steps = max(1, min(STEPS, WORK // (features.numel() * len(weight))))
+    solver = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         solver.zero_grad()

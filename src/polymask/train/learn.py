@@ -123,7 +123,7 @@ def learn(
     base: Base,
     data: Any,
     method: str | Method = "affine-full",
-    recipe: str | Recipe = "quick",
+    recipe: str | Recipe = "standard",
     *,
     classes: Sequence[str] | None = None,
     minutes: float | None = None,

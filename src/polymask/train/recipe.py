@@ -263,6 +263,19 @@ class Recipe:
 _SLOW: dict[str, Any] = {"epochs": 120, "batch_size": 128, "optimiser": "sgd", "rate": 0.1, "weight_decay": 1e-4}
 _SLOW |= {"drops": (80, 100), "crop_scale": (1.0, 1.0)}
 _RESIDUAL_ADAPTERS = _SLOW | {"weight_rate": 0.1, "head_rate": 0.1, "transform_decay": 5e-4, "head_decay": 1e-4}
+_QUICK = Recipe(
+    name="quick",
+    epochs=6,
+    rate=5e-4,
+    weight_rate=3e-4,
+    head_optimiser="adam",
+    head_rate=2e-3,
+    schedule="cosine",
+    warmup=1.0,
+    side=96,
+    crop_scale=(0.35, 1.0),
+    norms="affine",
+)
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -270,19 +283,8 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="decathlon", epochs=60, drops=(45,), side=64, resized=72, square=True, crop_scale=(1.0, 1.0)),
         Recipe(name="residual-adapters", side=64, resized=72, **_RESIDUAL_ADAPTERS),
         Recipe(name="pretrain", **_SLOW),
-        Recipe(
-            name="quick",
-            epochs=6,
-            rate=5e-4,
-            weight_rate=3e-4,
-            head_optimiser="adam",
-            head_rate=2e-3,
-            schedule="cosine",
-            warmup=1.0,
-            side=96,
-            crop_scale=(0.35, 1.0),
-            norms="affine",
-        ),
+        _QUICK,
+        replace(_QUICK, name="standard", refit="auto"),
     )
 }
 
