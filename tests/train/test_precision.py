@@ -97,10 +97,10 @@ def test_val_decides_whether_numbers_are_rounded(base, monkeypatch):
     monkeypatch.setattr(finishing, "evaluate", lambda *_: next(said))
     domain = trained(base).frozen()
     before = logits(base, domain)
-    assert not finishing.round_numbers(base, domain, VAL, None, None)
+    assert finishing.round_numbers(base, domain, VAL, None, None) == (False, 80.0)
     assert torch.equal(logits(base, domain), before)
     said = iter([80.0, 80.0])
-    assert finishing.round_numbers(base, domain, VAL, None, None)
+    assert finishing.round_numbers(base, domain, VAL, None, None) == (True, 80.0)
     assert all(map(fits, by_part(domain)["norm"]))
 
 
