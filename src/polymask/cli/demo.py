@@ -77,7 +77,7 @@ def run_demo(
         again = model(probe, domain=result.name)
         same = isinstance(again, Tensor) and torch.equal(again, before_others)
         results.append(replace(result, unchanged=same))
-    settings = {"seed": str(seed), "recipe": "quick, the same for every method"}
+    settings = {"seed": str(seed), "recipe": "standard, the same for every method"}
     for domain in DOMAINS:
         budget = f"{domain.images} training images at most, {domain.epochs} epochs at {domain.side} px"
         settings[domain.source] = budget
@@ -109,7 +109,7 @@ def _learn(
 ) -> tuple[DomainResult, Tensor, Tensor]:
     """Train the domain and its rivals with the same budget; some test images, and the domain's logits for them."""
     data = load_data(shown.source, seed=seed, limit=shown.images)
-    recipe = get_recipe("quick", epochs=shown.epochs, side=shown.side)
+    recipe = get_recipe("standard", epochs=shown.epochs, side=shown.side)
     loaders = make_loaders(data, base.input, recipe, seed=seed)
     assert loaders.test is not None
     console.print(
