@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs of docs/findings.md. An interrupted run continues where it stopped: about fourteen hours on two cores in all.
+# The runs of docs/findings.md. An interrupted run continues where it stopped: about fifteen hours on two cores in all.
 #
 #   benchmarks/findings.sh sketch|decathlon|ablation-flowers|ablation-gtsrb DATA [OPTIONS…]
 #
@@ -11,12 +11,14 @@ shift 2
 
 main=classifier-only,finetune,affine-full,piggyback-bn,affine-simple,bitdelta,lora-conv,parallel-adapter
 ours=affine-centred
+bits=affine-coarse:bits=0.5,affine-coarse:bits=0.25,affine-coarse:bits=0.1,affine-coarse:bits=0.03
+bits=$bits,lora-conv:rank=1,lora-conv:rank=16
 rest=bn-only,piggyback,series-adapter,covnorm,dan,ba2,packnet,spottune
 rows=piggyback,piggyback-star,piggyback-star-bn,piggyback-star-bn-k1,affine-simple-no-k1,affine-simple
 rows=$rows,affine-simple-sigmoid,affine-full-no-k1,affine-full-no-k2,affine-full,affine-full-sigmoid,affine-full-channel
 rows=$rows,affine-full:k0=learned
 
-# The rates of the last group (one seed each) are searched on one domain, those of the others on two.
+# The rates of the last two groups (one seed each) are searched on one domain, those of the others on two.
 # One ladder for whole weights and masks, one for what learns faster, one for a head alone.
 tune=(--tune rate=1e-4,3e-4,1e-3,3e-3 classifier-only:head_rate=1e-3,2e-3,5e-3,1e-2)
 for method in lora-conv parallel-adapter series-adapter covnorm bn-only dan; do
@@ -29,11 +31,11 @@ decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
     --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe quick --weight-rate 1e-4
     --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
 
-# groups OPTIONS…: the three groups of methods, or those that the variable ONLY names.
+# groups OPTIONS…: the four groups of methods, or those that the variable ONLY names.
 groups() {
-    for group in ${ONLY:-main rest ours}; do
+    for group in ${ONLY:-main ours rest bits}; do
         methods=$group tuned=$tuned_on seeds=0,1,2
-        if [ "$group" = rest ]; then tuned=${tuned_on%%,*} seeds=0; fi
+        if [ "$group" = rest ] || [ "$group" = bits ]; then tuned=${tuned_on%%,*} seeds=0; fi
         polymask benchmark "${common[@]}" --methods "${!methods}" --seeds "$seeds" "${tune[@]}" --tune-on "$tuned" "$@"
     done
 }
