@@ -28,7 +28,7 @@ def base():
 @pytest.fixture(scope="module")
 def domain(base):
     made = trained(base)
-    pm.calibrate(base, made, {"train": pictures(), "val": pictures(seed=1)})
+    pm.calibrate(base, made, {"train": pictures(), "val": pictures(seed=1)}, rule="mahalanobis")
     return made.frozen()
 
 
@@ -78,7 +78,7 @@ def test_a_domain_that_cannot_be_merged_tells_unknown_images_too(base):
 
     blocks = block_base()
     domain = trained(blocks, "spottune")
-    pm.calibrate(blocks, domain, (pictures(), pictures(seed=1)))
+    pm.calibrate(blocks, domain, (pictures(), pictures(seed=1)), rule="mahalanobis")
     model = pm.MultiDomainModel(blocks)
     model.add("shapes", domain)
     found = model.predict(torch.zeros(2, 3, 16, 16, dtype=torch.uint8), domain="shapes", reject=True)
@@ -148,7 +148,7 @@ def test_learn_keeps_a_rule_where_val_can_set_a_threshold(base):
     data = {"train": pictures(), "val": pictures(40, seed=1)}
     recipe = pm.get_recipe("quick", epochs=1)
     learned = pm.learn(base, data, recipe=recipe, classes=["a", "b", "c"])
-    assert learned.domain.unknown.judgement.rule == "mahalanobis"
+    assert learned.domain.unknown.judgement.rule == "softmax"
     few = pm.learn(base, {"train": pictures(), "val": pictures(9)}, recipe=recipe, classes=["a", "b", "c"])
     assert few.domain.unknown is None
 
@@ -164,7 +164,7 @@ def test_learn_keeps_a_rule_where_val_can_set_a_threshold(base):
 def test_images_that_cannot_calibrate_are_refused_and_nothing_changes(base, data, problem):
     domain = trained(base)
     with pytest.raises(DataError, match=problem):
-        pm.calibrate(base, domain, data)
+        pm.calibrate(base, domain, data, rule="mahalanobis")
     assert domain.unknown is None
 
 

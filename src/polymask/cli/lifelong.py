@@ -34,7 +34,7 @@ class CalibrateVerb(ChangeVerb, PackVerb):
 
     data: str
     """Images of the domain's classes: the folder that it was learned from, or another source."""
-    rule: Literal["softmax", "energy", "mahalanobis", "neighbours"] = "mahalanobis"
+    rule: Literal["softmax", "energy", "mahalanobis", "neighbours"] = "softmax"
     """What scores an image: softmax, energy, mahalanobis or neighbours."""
     accepted: float = 0.95
     """The share of validation images that stay known."""
