@@ -50,6 +50,7 @@ class Judgement:
     temperature: float
     threshold: float
     accepted: float  # the share of validation images that the threshold accepts
+    means: bool = False  # whether class means are kept that the rule does not look at: `extend` does
 
     def __post_init__(self) -> None:
         numbers = (self.temperature, self.threshold, self.accepted)
@@ -57,11 +58,18 @@ class Judgement:
             raise DomainError(f"the note on unknown images needs a rule of {', '.join(RULES)}, and three numbers")
         if not 0 < self.accepted < 1 or not 1e-6 < self.temperature < 1e6:
             raise DomainError("the note on unknown images needs a share from 0 to 1 and a positive temperature")
+        if type(self.means) is not bool or (self.means and self.looks_at_features):
+            raise DomainError("the note on unknown images may say means: true, for rules that do without them")
+
+    @property
+    def looks_at_features(self) -> bool:
+        """Whether the rule needs more than logits."""
+        return self.rule in ("mahalanobis", "neighbours")
 
     @property
     def has_tensors(self) -> bool:
-        """Whether the rule looks at features."""
-        return self.rule in ("mahalanobis", "neighbours")
+        """Whether something is kept of the training images' features."""
+        return self.means or self.looks_at_features
 
     def is_unknown(self, score: float) -> bool:
         """Whether a score is that of something the domain never learned; so is one that is no number."""
@@ -69,14 +77,14 @@ class Judgement:
 
     def note(self) -> dict[str, Any]:
         """As a pack's manifest has it."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "means" or value}
 
 
 def read_judgement(note: Any) -> Judgement | None:
     """What a pack's note says; None where it has none, DomainError where it makes no sense."""
     if note is None:
         return None
-    if not isinstance(note, dict) or note.keys() != Judgement.__dataclass_fields__.keys():
+    if not isinstance(note, dict) or {*note, "means"} != Judgement.__dataclass_fields__.keys():
         raise DomainError(f"the note on unknown images ({str(note)[:60]}) is not one of this version")
     return Judgement(**note)
 
@@ -136,7 +144,7 @@ class Unknown(Part):
             y, _ = self.places(train.features.to(self.mean.device))
             new = train.labels.to(y.device) - classes
             count = int(new.max()) + 1
-            if self.judgement.rule == "mahalanobis":
+            if self.judgement.rule != "neighbours":
                 sums = y.new_zeros(count, y.shape[1]).index_add_(0, new, y)
                 y = sums / torch.bincount(new, minlength=count).clamp_min(1)[:, None]
             else:
@@ -169,7 +177,7 @@ def unknown_skeleton(
         return Unknown(judgement, {})
     basis, rows = shapes.get("basis", ()), shapes.get("rows", ())
     rank = basis[1] if len(basis) == 2 else 0
-    count = classes if judgement.rule == "mahalanobis" else rows[0] if rows else 0
+    count = classes if judgement.rule != "neighbours" else rows[0] if rows else 0
     if features is None or not 1 <= rank <= min(_MOST_RANK, features) or not 1 <= count <= _MOST_ROWS:
         raise DomainError(
             f"what it keeps to tell unknown images (basis {list(basis)}, rows {list(rows)}) is not for {features} "
@@ -212,7 +220,10 @@ class Observed:
 def fit_unknown(
     rule: Rule, train: Observed | None, val: Observed, *, accepted: float = 0.95, rank: int = RANK
 ) -> Unknown:
-    """The rule for a domain: its tensors from training images, its temperature and threshold from validation images."""
+    """The rule for a domain: its tensors from training images, its temperature and threshold from validation images.
+
+    A rule that looks at logits alone keeps the class means too, where there are training images.
+    """
     if rule not in RULES:
         raise DomainError(f"rule {rule!r} is not known; take one of {', '.join(RULES)}")
     if not 0 < accepted < 1 or not 1 <= rank <= _MOST_RANK:
@@ -222,14 +233,14 @@ def fit_unknown(
             f"{len(val.labels)} validation images are too few to set a threshold by; give {FEWEST} at least"
         )
     judgement = Judgement(rule, fit_temperature(val.logits, val.labels), 0.0, accepted)
-    tensors = {}
-    if judgement.has_tensors:
-        if train is None or len(train.labels) < 2:
-            raise DataError(f"{rule} needs training images, two at least; give some, or take softmax or energy")
-        tensors = _statistics(rule, train, rank)
+    enough = train if train is not None and len(train.labels) >= 2 else None
+    if judgement.looks_at_features and enough is None:
+        raise DataError(f"{rule} needs training images, two at least; give some, or take softmax or energy")
+    tensors = {} if enough is None else _statistics(rule, enough, rank)
+    judgement = replace(judgement, means=bool(tensors) and not judgement.looks_at_features)
     scores = Unknown(judgement, tensors).score(val.features, val.logits)
     beyond = int(len(scores) * (1 - accepted) + 1e-9)
-    return Unknown(Judgement(rule, judgement.temperature, float(scores.sort().values[beyond]), accepted), tensors)
+    return Unknown(replace(judgement, threshold=float(scores.sort().values[beyond])), tensors)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -278,7 +289,7 @@ def _statistics(rule: Rule, train: Observed, rank: int) -> dict[str, Tensor]:
     spread = q.std(correction=0)
     weight = 1 / spread if spread > 0 else spread
     y = p @ whiten
-    rows = means @ whiten if rule == "mahalanobis" else y[_spaced(labels, classes)]
+    rows = y[_spaced(labels, classes)] if rule == "neighbours" else means @ whiten
     return {
         "basis": basis,
         "scale": scale,

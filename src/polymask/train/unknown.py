@@ -53,8 +53,9 @@ def calibrate(
 ) -> Calibration:
     """Give a domain what it needs to say "unknown", and probabilities that fit; nothing else of it changes.
 
-    `data` has images of the domain's classes, as `learn` takes them: train and val. Train gives the rule its features
-    (softmax and energy need none), val its temperature and threshold: `accepted` of its images stay known.
+    `data` has images of the domain's classes, as `learn` takes them: train and val. Train gives the class
+    means, which softmax and energy do without, val the temperature and the threshold: `accepted` of its images stay
+    known.
     """
     check_calibrates(base, domain)
     train, val = _parts(domain, data, seed)
@@ -73,7 +74,7 @@ def calibrate_on(
 ) -> Calibration:
     """The same by batches of images as they are fed at test."""
     most = max(_IMAGES, _OF_CLASS * len(domain.classes or []))
-    known = None if train is None or rule in ("softmax", "energy") else observe(base, domain, train, most)
+    known = None if train is None else observe(base, domain, train, most)
     held_out = observe(base, domain, val)
     unknown = fit_unknown(rule, known, held_out, accepted=accepted, rank=rank)
     report = _report(unknown, held_out)
