@@ -1,5 +1,6 @@
 """The processes that torchrun started, as one: what they agree on, what they sum, each one's piece of a batch."""
 
+import gc
 import json
 import os
 import re
@@ -148,6 +149,8 @@ def join_ranks(
         with ignore_sigterm_once_lost(ranks):
             yield ranks
     finally:
+        # What still holds the group would end it later, with Python's lock, which its threads may be waiting for.
+        gc.collect()
         dist.destroy_process_group()
 
 

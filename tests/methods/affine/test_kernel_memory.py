@@ -1,6 +1,7 @@
 """What fused kernels move in memory stays what it is, and memory is used again when it is free."""
 
 import copy
+import gc
 
 import pytest
 import safetensors.torch
@@ -170,7 +171,7 @@ def test_gradients_add_up_over_several_passes(fused):
 
 
 def test_parameters_in_one_buffer_are_trained_by_several_processes_too(fused, tmp_path):
-    base, found = tiny_base(), []
+    base, found, shared = tiny_base(), [], None
     store = f"file://{tmp_path}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
@@ -186,5 +187,9 @@ def test_parameters_in_one_buffer_are_trained_by_several_processes_too(fused, tm
             found.append(logits(base, domain))
             fused()
     finally:
+        del (
+            shared
+        )  # if it were the last to hold the group, that would end with Python's lock, which its threads wait for
+        gc.collect()
         torch.distributed.destroy_process_group()
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-3)
