@@ -24,7 +24,8 @@ FIRST_HOUSE = Path(__file__).parents[1] / "first_house"
 NETS = {"learned": (TinyNet, 8), "blocks": (BlockNet, 10)}
 PACKS = sorted(FIRST_HOUSE.glob("*.spots.safetensors"))
 MADE = sorted(ONE_OF_A_KIND - {pack.name.split(".")[0] for pack in PACKS})  # methods without a pack there
-MADE += ["labels", "values", "unknown"]
+RULES = ("cosine", "mahalanobis")  # for unknown images
+MADE += ["labels", "values", *RULES]
 SECONDS = 5.0  # of CPU, for a pack of a few kB
 NASTY = [
     *(None, True, 0, -1, 1, 2, 3, 10**9, 2**31, 2**63 - 1, -(2**63), 0.5, 1e308, -1e-308),
@@ -49,14 +50,14 @@ def made(bases, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
 
     def make(name: str) -> Path:
-        method = "affine-full" if name in ("labels", "values", "unknown") else name
+        method = "affine-full" if name in ("labels", "values", *RULES) else name
         base = bases["learned" if pm.create_method(method).mergeable else "blocks"]
         target = name if name in ("labels", "values") else "classes"
         domain = pm.new_domain(base, method, ["a", "b"], target=target)
         domain.target = domain.target.fitted(lambda: torch.tensor([[0.0, 1.0], [2.0, 3.0]]), None)
-        if name == "unknown":
+        if name in RULES:
             seen = Observed(torch.randn(40, 12), torch.randn(40, 2), torch.arange(40) % 2)
-            domain.unknown = fit_unknown("mahalanobis", seen, seen)
+            domain.unknown = fit_unknown(name, seen, seen)
         domain.save(folder / f"{name}.safetensors")
         return folder / f"{name}.safetensors"
 

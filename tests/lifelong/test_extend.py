@@ -113,11 +113,11 @@ def test_an_extended_domain_keeps_telling_unknown_images(base, old):
     images = data(["d", "e"], seed=5)
     wider = pm.extend(base, old, images).domain
     assert wider.unknown.judgement.threshold <= old.unknown.judgement.threshold
-    assert len(wider.unknown.rows) == 5
+    assert len(wider.unknown.class_means()) == 5
     scored = wider.scored().merged(base)(torch.randn(3, 3, 16, 16))
     assert scored.shape == (3, 6)
     trained_too = pm.extend(base, old, images, way="norms", recipe=QUICK).domain
-    assert len(trained_too.unknown.rows) == 5
+    assert len(trained_too.unknown.class_means()) == 5
     assert pm.extend(base, trained(base), images).domain.unknown is None
 
 

@@ -1,5 +1,7 @@
 """Unknown images: what a domain keeps to tell them, and what it then says."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -25,10 +27,10 @@ def base():
     return tiny_base()
 
 
-@pytest.fixture(scope="module")
-def domain(base):
+@pytest.fixture(scope="module", params=["cosine", "mahalanobis"])
+def domain(base, request):
     made = trained(base)
-    pm.calibrate(base, made, {"train": pictures(), "val": pictures(seed=1)}, rule="mahalanobis")
+    pm.calibrate(base, made, {"train": pictures(), "val": pictures(seed=1)}, rule=request.param)
     return made.frozen()
 
 
@@ -47,6 +49,69 @@ def test_a_rule_accepts_its_share_of_validation_images(base, rule):
     threshold = domain.unknown.judgement.threshold
     scores = outputs(base, domain, val)[:, -1].sort().values
     torch.testing.assert_close(float(scores[10]), threshold, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cosine_rule_is_the_mean_cosine_to_class_means_by_probability():
+    torch.manual_seed(0)
+    labels = torch.arange(90) % 3
+    features = torch.randn(90, 10) + 4 * torch.randn(3, 10)[labels]
+    seen = Observed(features, features[:, :3], labels)
+    unknown = fit_unknown("cosine", seen, seen)
+    means = torch.stack([features[labels == c].mean(0) for c in range(3)])
+    kept = unknown.class_means()
+    assert torch.nn.functional.cosine_similarity(kept, means).min() > 0.9  # two bits a feature
+    new, logits = torch.randn(7, 10), torch.randn(7, 3)
+    shares = (logits / unknown.judgement.temperature).softmax(1)
+    cosines = torch.nn.functional.cosine_similarity(new[:, None], kept[None], dim=2)
+    torch.testing.assert_close(unknown.score(new, logits), (shares * cosines).sum(1))
+    torch.testing.assert_close(unknown.score(9 * new, logits), unknown.score(new, logits))  # its length says nothing
+    assert unknown.score(torch.zeros(1, 10), logits[:1]) == 0
+
+
+def test_class_means_are_kept_at_four_levels_each_four_in_a_byte():
+    features = torch.tensor([[9.0, 1, -1, -9, 9], [-9, -1, 1, 9, -9]]).repeat(20, 1)
+    seen = Observed(features, features[:, :2], torch.arange(40) % 2)
+    unknown = fit_unknown("cosine", seen, seen)
+    assert unknown.codes.tolist() == [[3 | 2 << 2 | 1 << 4 | 0 << 6, 3], [0 | 1 << 2 | 2 << 4 | 3 << 6, 0]]
+    size = features[0].square().mean().sqrt().item()
+    torch.testing.assert_close(unknown.sizes, torch.full((2,), size))
+    torch.testing.assert_close(unknown.class_means()[0], size * torch.tensor([1.51, 0.4528, -0.4528, -1.51, 1.51]))
+
+
+def test_features_are_imagined_around_the_classes_that_they_are_of():
+    torch.manual_seed(0)
+    labels, spread = torch.arange(400) % 4, torch.tensor([3.0, 1, 0.1, 0.1, 0.1, 0.1])
+    features = 5 * torch.randn(4, 6)[labels] + spread * torch.randn(400, 6)
+    seen = Observed(features, torch.randn(400, 4), labels)
+    unknown = fit_unknown("softmax", seen, seen, rank=2)
+    drawn = unknown.imagined(2000, torch.Generator().manual_seed(0))
+    assert drawn.shape == (4, 2000, 6)
+    torch.testing.assert_close(drawn.mean(1), unknown.class_means(), atol=0.3, rtol=0)
+    torch.testing.assert_close(drawn.std(1).mean(0)[:2], spread[:2], rtol=0.2, atol=0)
+
+
+def test_without_training_images_the_rule_looks_at_logits_alone(base):
+    domain = trained(base)
+    assert pm.calibrate(base, domain, {"val": pictures(seed=1)}).rule == "softmax"
+    assert pm.calibrate(base, domain, {"train": pictures(), "val": pictures(seed=1)}).rule == "cosine"
+
+
+@pytest.mark.parametrize("rule", ["cosine", "softmax", "energy", "mahalanobis"])
+def test_new_classes_are_known_by_the_rule_too(rule):
+    torch.manual_seed(0)
+    labels = torch.arange(200) % 5
+    features = 6 * torch.randn(5, 12)[labels] + torch.randn(200, 12)
+    logits = features @ torch.randn(12, 5)
+    old, new = labels < 3, labels >= 3
+    first = Observed(features[old], logits[old][:, :3], labels[old])
+    more = Observed(features[new], logits[new], labels[new])
+    unknown = fit_unknown(rule, first, first)
+    wider = unknown.extended(more, more, 3)
+    assert (wider.score(more.features, more.logits) >= wider.judgement.threshold).float().mean() >= 0.94
+    if rule != "mahalanobis":
+        assert torch.equal(wider.class_means()[:3], unknown.class_means())
+        expected = torch.stack([features[labels == c].mean(0) for c in (3, 4)])
+        assert torch.nn.functional.cosine_similarity(wider.class_means()[3:], expected).min() > 0.8
 
 
 @pytest.mark.parametrize("rule", ["mahalanobis", "neighbours"])
@@ -148,7 +213,7 @@ def test_learn_keeps_a_rule_where_val_can_set_a_threshold(base):
     data = {"train": pictures(), "val": pictures(40, seed=1)}
     recipe = pm.get_recipe("quick", epochs=1)
     learned = pm.learn(base, data, recipe=recipe, classes=["a", "b", "c"])
-    assert learned.domain.unknown.judgement.rule == "softmax"
+    assert learned.domain.unknown.judgement.rule == "cosine"
     few = pm.learn(base, {"train": pictures(), "val": pictures(9)}, recipe=recipe, classes=["a", "b", "c"])
     assert few.domain.unknown is None
 
@@ -195,7 +260,17 @@ def test_a_class_without_spread_gives_finite_scores():
 
 
 GOOD = {"rule": "softmax", "temperature": 1.0, "threshold": 0.5, "accepted": 0.95}
-NASTY = [3, "a", [], {}, {"rule": "mahalanobis"}, GOOD | {"means": 1}, GOOD | {"rule": "mahalanobis", "means": True}]
+OLD = GOOD | {"rule": "cosine", "means": True}
+NASTY = [
+    OLD,
+    3,
+    "a",
+    [],
+    {},
+    {"rule": "mahalanobis"},
+    GOOD | {"means": 1},
+    GOOD | {"rule": "mahalanobis", "means": True},
+]
 FIELDS = ("rule", "temperature", "threshold", "accepted")
 
 
@@ -225,9 +300,11 @@ def test_a_note_that_is_no_note_is_refused(base, domain, tmp_path, note):
         pm.load_domain(path, base)
 
 
-@pytest.mark.parametrize("change", ["basis", "rows", "mean", "note"])
+@pytest.mark.parametrize("change", ["basis", "rows", "codes", "sizes", "mean", "note"])
 def test_tensors_of_a_rule_that_do_not_fit_are_refused(base, domain, tmp_path, change):
     forged, path = domain.frozen(), tmp_path / "forged.safetensors"
+    if change != "note" and not hasattr(forged.unknown, change):
+        change = "rest" if change in ("codes", "sizes") else "scale"
     if change != "note":
         old = getattr(forged.unknown, change)
         setattr(forged.unknown, change, torch.cat([old, old]))
@@ -256,3 +333,13 @@ class _Batches:
 
     def batches(self, epoch: int = 0, start: int = 0):
         yield self.images, self.labels
+
+
+def test_class_means_as_an_earlier_version_kept_them_are_read(base, tmp_path):
+    made, path = trained(base), tmp_path / "earlier.safetensors"
+    pm.calibrate(base, made, (pictures(), pictures(seed=1)), rule="mahalanobis")
+    made.unknown.judgement = dataclasses.replace(made.unknown.judgement, rule="softmax", means=True)
+    made.save(path)
+    loaded = pm.load_domain(path, base)
+    assert sorted(dict(loaded.unknown.named_buffers())) == ["basis", "mean", "rest", "rows", "scale", "whiten"]
+    assert loaded.unknown.imagined(5, torch.Generator().manual_seed(0)).shape == (3, 5, base.feature_dim)

@@ -34,8 +34,8 @@ class CalibrateVerb(ChangeVerb, PackVerb):
 
     data: str
     """Images of the domain's classes: the folder that it was learned from, or another source."""
-    rule: Literal["softmax", "energy", "mahalanobis", "neighbours"] = "softmax"
-    """What scores an image: softmax, energy, mahalanobis or neighbours."""
+    rule: Literal["cosine", "softmax", "energy", "mahalanobis", "neighbours"] | None = None
+    """What scores an image; by default cosine, or softmax where there are no training images."""
     accepted: float = 0.95
     """The share of validation images that stay known."""
     seed: int | None = None

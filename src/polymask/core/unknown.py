@@ -1,7 +1,8 @@
 """What a domain keeps to tell images of something that it never learned: a score, and a threshold for it.
 
-Of an image with features f and logits z, by one of four rules:
+Of an image with features f and logits z, by one of five rules:
 
+    cosine       s = sum_c softmax(z / T)_c cos(f, μ_c)
     softmax      s = max_c softmax(z / T)_c
     energy       s = T log sum_c exp(z_c / T)
     mahalanobis  s = -(min_c |y - u_c|² + ((q - e) w)²)
@@ -9,12 +10,19 @@ Of an image with features f and logits z, by one of four rules:
 
     p = Bᵀ(f - m),  y = Lᵀp,  q = |f - m|² - |p|²
 
+μ_c is the mean of a class's features, so `cosine` is how far the features point where those of the class do that the
+head believes in. An image of something else is told by its direction, whatever its length, and one between two classes
+by its probabilities. μ_c = m + a_c l, with a size a_c for each class and one of four levels l for each feature.
+
 B (features, rank) are the main directions of the training images' features, m their mean. L makes the spread of images
 around their class's mean in p the same in all directions, so |y - u_c| is the Mahalanobis distance in B from the mean
 u_c of a class. q is what B leaves out, e its mean over training images and 1 / w its deviation: blank images leave out
 much less than others, which is as odd as much more. An image is unknown where s is below the threshold, which is set so
 that a share of the validation images is accepted. T is the temperature at which probabilities fit validation images
 best.
+
+What draws features around a class (`imagined`) is kept with the first three rules: m, a_c and l, and with B of the
+spread within classes alone.
 """
 
 import math
@@ -29,7 +37,7 @@ from torch import Tensor, nn
 from polymask.core.parts import BlockLinear, Part
 from polymask.errors import DataError, DomainError
 
-Rule = Literal["softmax", "energy", "mahalanobis", "neighbours"]
+Rule = Literal["cosine", "softmax", "energy", "mahalanobis", "neighbours"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 RANK = 16  # directions that are kept
 ROWS = 1024  # images that are kept as neighbours, in all
@@ -39,6 +47,8 @@ _TEMPERATURES = (0.05, 20.0)
 _DIRECTIONS_OF = 2048  # images: more take long, and change nothing
 _LARGEST_HALF = 65504.0
 _ZERO = 128  # the byte that stands for 0 in B
+_LEVELS, _BOUNDS = (-1.51, -0.4528, 0.4528, 1.51), (-0.9816, 0.0, 0.9816)  # the best four for a normal distribution
+_BY_DISTANCE = ("mahalanobis", "neighbours")  # rules that keep rows in B, and what B leaves out
 FEWEST = 20  # validation images: one of them is beyond a threshold at 95 %
 
 
@@ -64,7 +74,7 @@ class Judgement:
     @property
     def looks_at_features(self) -> bool:
         """Whether the rule needs more than logits."""
-        return self.rule in ("mahalanobis", "neighbours")
+        return self.rule in ("cosine", *_BY_DISTANCE)
 
     @property
     def has_tensors(self) -> bool:
@@ -96,8 +106,10 @@ class Unknown(Part):
     scale: Tensor  # (rank,): B = (basis - 128) scale
     mean: Tensor  # (features,)
     whiten: Tensor  # L (rank, rank)
-    rows: Tensor  # u (classes, rank), or kept images
-    rest: Tensor  # e and w (2,)
+    codes: Tensor  # l of the class means, four in a byte, the first in its lowest bits (classes, features / 4)
+    sizes: Tensor  # a (classes,)
+    rows: Tensor  # in place of codes and sizes: u (classes, rank), or kept images
+    rest: Tensor  # with rows: e and w (2,)
 
     def __init__(self, judgement: Judgement, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -117,6 +129,9 @@ class Unknown(Part):
             return (logits.float() / temperature).softmax(1).amax(1)
         if rule == "energy":
             return temperature * (logits.float() / temperature).logsumexp(1)
+        if rule == "cosine":
+            cosines = F.normalize(features.float(), dim=1) @ F.normalize(self.class_means(), dim=1).T
+            return ((logits.float() / temperature).softmax(1) * cosines).sum(1)
         y, q = self.places(features)
         squares = torch.cdist(y, self.rows.float(), compute_mode="donot_use_mm_for_euclid_dist").square()
         nearest = min(_NEIGHBOUR, squares.shape[1]) if rule == "neighbours" else 1
@@ -127,29 +142,40 @@ class Unknown(Part):
     def imagined(self, each: int, draw: torch.Generator) -> Tensor | None:
         """Features (rows, each, size) as they may be around what is kept of each class; None where nothing is.
 
-        f = m + B L⁻ᵀ(u + ε),  ε of variance 1
+        f = μ_c + B L⁻ᵀ ε,  ε of variance 1;   with rows  f = m + B L⁻ᵀ(u + ε)
         """
         if not self.judgement.has_tensors:
             return None
-        rows = self.rows.double().cpu()[:, None]
-        y = rows + torch.randn(len(rows), each, rows.shape[-1], generator=draw, dtype=torch.float64)
+        coded = "codes" in self._buffers
+        count, rank = len(self.codes if coded else self.rows), len(self.scale)
+        y = torch.randn(count, each, rank, generator=draw, dtype=torch.float64)
+        middle = self.class_means() if coded else self.mean
+        if not coded:
+            y += self.rows.double().cpu()[:, None]
         basis = (self.basis.double() - _ZERO).cpu() * self.scale.double().cpu()
         p: Tensor = y @ torch.linalg.inv(self.whiten.double().cpu())
-        return (self.mean.double().cpu() + p @ basis.T).float()
+        return (middle.double().cpu().view(-1, 1, basis.shape[0]) + p @ basis.T).float()
+
+    def class_means(self) -> Tensor:
+        """μ (classes, features), in float32."""
+        levels = torch.tensor(_LEVELS, device=self.codes.device)
+        places = torch.stack([self.codes >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)[:, : len(self.mean)]
+        return self.mean.float() + self.sizes.float()[:, None] * levels[places.int()]
 
     def extended(self, train: "Observed", val: "Observed", classes: int) -> "Unknown":
         """The rule with the classes of more images, numbered from `classes` on, whose share is accepted too."""
         tensors = dict(self.named_buffers())
         if self.judgement.has_tensors:
-            y, _ = self.places(train.features.to(self.mean.device))
-            new = train.labels.to(y.device) - classes
+            features = train.features.to(self.mean.device)
+            new = train.labels.to(features.device) - classes
             count = int(new.max()) + 1
-            if self.judgement.rule != "neighbours":
-                sums = y.new_zeros(count, y.shape[1]).index_add_(0, new, y)
-                y = sums / torch.bincount(new, minlength=count).clamp_min(1)[:, None]
+            if "codes" in tensors:
+                more = _coded(_means(features.double() - self.mean.double(), new, count))
+                tensors |= {name: torch.cat([tensors[name], tensor]) for name, tensor in more.items()}
             else:
-                y = y[_spaced(new, count)]
-            tensors["rows"] = torch.cat([self.rows, _halved(y)])
+                y, _ = self.places(features)
+                y = y[_spaced(new, count)] if self.judgement.rule == "neighbours" else _means(y, new, count)
+                tensors["rows"] = torch.cat([self.rows, _halved(y)])
         wider = Unknown(self.judgement, tensors)
         scores = wider.score(val.features.to(self.device), val.logits.to(self.device)).sort().values
         reached = float(scores[int(len(scores) * (1 - self.judgement.accepted) + 1e-9)])
@@ -183,11 +209,19 @@ def unknown_skeleton(
             f"what it keeps to tell unknown images (basis {list(basis)}, rows {list(rows)}) is not for {features} "
             f"features and {classes} classes"
         )
-    halves = {"mean": (features,), "rows": (count, rank)}
-    singles = {"scale": (rank,), "whiten": (rank, rank), "rest": (2,)}
-    tensors = {name: torch.empty(shape, dtype=torch.float16, device="meta") for name, shape in halves.items()}
-    tensors |= {name: torch.empty(shape, device="meta") for name, shape in singles.items()}
-    return Unknown(judgement, tensors | {"basis": torch.empty(features, rank, dtype=torch.uint8, device="meta")})
+    kept: dict[torch.dtype, dict[str, tuple[int, ...]]] = {
+        torch.uint8: {"basis": (features, rank)},
+        torch.float16: {"mean": (features,)},
+        torch.float32: {"scale": (rank,), "whiten": (rank, rank)},
+    }
+    if judgement.rule in _BY_DISTANCE or (
+        judgement.rule != "cosine" and "rows" in shapes
+    ):  # means as polymask kept them before
+        kept[torch.float16]["rows"], kept[torch.float32]["rest"] = (count, rank), (2,)
+    else:
+        kept[torch.uint8]["codes"], kept[torch.float32]["sizes"] = (count, -(-features // 4)), (count,)
+    made = {n: torch.empty(size, dtype=d, device="meta") for d, sizes in kept.items() for n, size in sizes.items()}
+    return Unknown(judgement, made)
 
 
 class ScoredHead(BlockLinear):
@@ -272,32 +306,43 @@ def _statistics(rule: Rule, train: Observed, rank: int) -> dict[str, Tensor]:
         raise DataError("the features of training images are not finite; train the domain again with a smaller rate")
     mean = _halved(features.mean(0))
     away = features - mean.double()
+    own = _means(away, labels, classes)
     rank = min(rank, features.shape[1], len(features) - 1)
-    directions = _directions(away[:_DIRECTIONS_OF], rank)
+    directions = _directions((away if rule in _BY_DISTANCE else away - own[labels])[:_DIRECTIONS_OF], rank)
     scale = (directions.abs().amax(0).clamp_min(1e-12) / (_ZERO - 1)).float()
     basis = ((directions / scale).round() + _ZERO).clamp(0, 255).to(torch.uint8)
-    p = away @ ((basis.double() - _ZERO) * scale)
-    counts = torch.bincount(labels, minlength=classes).clamp_min(1)[:, None]
-    means = torch.zeros(classes, rank, dtype=p.dtype, device=p.device).index_add_(0, labels, p) / counts
-    within = p - means[labels]
-    covariance = within.T @ within / len(p)
+    B = (basis.double() - _ZERO) * scale
+    within = (away - own[labels]) @ B
+    covariance = within.T @ within / len(within)
     ridge = 1e-3 * covariance.diagonal().mean().clamp_min(1e-12)
-    covariance += ridge * torch.eye(rank, dtype=p.dtype, device=p.device)
+    covariance += ridge * torch.eye(rank, dtype=B.dtype, device=B.device)
     values, vectors = torch.linalg.eigh(covariance)
     whiten = vectors / values.clamp_min(float(ridge)).sqrt()
+    kept = {"basis": basis, "scale": scale, "mean": mean, "whiten": whiten.float()}
+    if rule not in _BY_DISTANCE:
+        return kept | _coded(own)
+    p = away @ B
     q = away.square().sum(1) - p.square().sum(1)
     spread = q.std(correction=0)
     weight = 1 / spread if spread > 0 else spread
-    y = p @ whiten
-    rows = y[_spaced(labels, classes)] if rule == "neighbours" else means @ whiten
-    return {
-        "basis": basis,
-        "scale": scale,
-        "mean": mean,
-        "whiten": whiten.float(),
-        "rows": _halved(rows),
-        "rest": torch.stack([q.mean(), weight]).float().clamp(-1e12, 1e12),
-    }
+    rows = (p @ whiten)[_spaced(labels, classes)] if rule == "neighbours" else own @ B @ whiten
+    return kept | {"rows": _halved(rows), "rest": torch.stack([q.mean(), weight]).float().clamp(-1e12, 1e12)}
+
+
+def _means(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The mean of each class's rows (classes, size); 0 where it has none."""
+    sums = values.new_zeros(classes, values.shape[1]).index_add_(0, labels, values)
+    return sums / torch.bincount(labels, minlength=classes).clamp_min(1)[:, None]
+
+
+def _coded(means: Tensor) -> dict[str, Tensor]:
+    """What stands for rows (classes, features) around 0: a size for each, and for each entry the nearest level."""
+    sizes = means.square().mean(1).sqrt().clamp_max(1e12).float()
+    bounds = torch.tensor(_BOUNDS, dtype=means.dtype, device=means.device)
+    places = torch.bucketize(means / sizes.double().clamp_min(1e-30)[:, None], bounds)
+    quarters = F.pad(places, (0, -places.shape[1] % 4)).to(torch.uint8).view(len(places), -1, 4)
+    codes = quarters[..., 0] | quarters[..., 1] << 2 | quarters[..., 2] << 4 | quarters[..., 3] << 6
+    return {"codes": codes, "sizes": sizes}
 
 
 def _halved(values: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from polymask.errors import DataError, DomainError
 from polymask.train.finishing import gathered, loader_at
 from polymask.train.predict import all_labels
 
-RULE: Rule = "softmax"  # the best on validation images: docs/unknown.md
+RULE: Rule = "cosine"  # the best on validation images: docs/unknown.md
+WITHOUT_TRAIN: Rule = "softmax"  # the best of those that look at logits alone
 _IMAGES, _OF_CLASS = 2048, 20  # training images that are looked at: so many, or so many of each class
 
 
@@ -46,7 +47,7 @@ def calibrate(
     domain: Domain,
     data: Any,
     *,
-    rule: Rule = RULE,
+    rule: Rule | None = None,
     accepted: float = 0.95,
     rank: int = RANK,
     seed: int = 0,
@@ -55,7 +56,7 @@ def calibrate(
 
     `data` has images of the domain's classes, as `learn` takes them: train and val. Train gives the class
     means, which softmax and energy do without, val the temperature and the threshold: `accepted` of its images stay
-    known.
+    known. Without a `rule` it is the best one that the images allow: cosine, or softmax where there is no train.
     """
     check_calibrates(base, domain)
     train, val = _parts(domain, data, seed)
@@ -68,7 +69,7 @@ def calibrate_on(
     train: Batches | None,
     val: Batches,
     *,
-    rule: Rule = RULE,
+    rule: Rule | None = None,
     accepted: float = 0.95,
     rank: int = RANK,
 ) -> Calibration:
@@ -76,6 +77,8 @@ def calibrate_on(
     most = max(_IMAGES, _OF_CLASS * len(domain.classes or []))
     known = None if train is None else observe(base, domain, train, most)
     held_out = observe(base, domain, val)
+    if rule is None:
+        rule = WITHOUT_TRAIN if known is None else RULE
     unknown = fit_unknown(rule, known, held_out, accepted=accepted, rank=rank)
     report = _report(unknown, held_out)
     domain.unknown = unknown.to(base.device)
