@@ -54,7 +54,7 @@ docs-serve: install
 
 # What in docs/ is made from the code and from results/; the tests fail where it is stale.
 pages: install
-	for tool in method_pages params_table cost_table speed_table scale_page serve_tables lifelong_tables findings_page cli_pages rooms_page; do \
+	for tool in method_pages params_table cost_table speed_table scale_page serve_tables benchmark_tables findings_page cli_pages rooms_page; do \
 	    $(BIN)/python tools/$$tool.py || exit 1; done
 
 clean:

@@ -2,8 +2,9 @@
 
     python benchmarks/convert_library.py --run results/decathlon-mini-32 --data ../shared/data/decathlon-mini \
         --weights ../shared/weights/resnet18-tinyimagenet-64.safetensors --out results/convert-library.json
-    python benchmarks/convert_library.py --table results/convert-library.json                # print it again
-    python benchmarks/convert_library.py --table results/convert-library.json --figure docs/assets/convert-library.svg
+    python benchmarks/convert_library.py --table --out results/convert-library.json                # print it again
+    python benchmarks/convert_library.py --table --out results/convert-library.json \
+        --figure docs/assets/convert-library.svg
 
 The fine-tuned networks are those of the `finetune` rows of a benchmark's run (its packs must still be there), merged to
 plain state dicts. Each is converted beside the others. Accuracy is on the domain's test images; "kept" is that of the
@@ -33,6 +34,7 @@ from polymask.train.learn import Loaders, make_loaders
 from polymask.train.predict import accuracy
 
 METHODS = ("bitdelta", "bitdelta-row", "bitdelta-column", "tall-mask", "emr")
+MASKS = "affine-full"  # learned on from bitdelta's signs, by the labels: only with images
 Approximation = Callable[[Tensor, Tensor], tuple[Tensor, int]]  # (W, W') -> what stands for W', its bytes
 COLOURS = {"with images": "#0066aa", "without images": "#c05a1f", "beside": "#777777"}
 
@@ -46,12 +48,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--limit", type=int, default=1000, help="training images a domain")
-    parser.add_argument("--out", type=Path, help="where to write what is measured")
-    parser.add_argument("--table", type=Path, help="print what was measured before")
+    parser.add_argument("--out", type=Path, required=True, help="where to write what is measured")
+    parser.add_argument("--table", action="store_true", help="print what was measured before")
     parser.add_argument("--figure", type=Path, help="draw it")
     options = parser.parse_args()
-    results = json.loads(options.table.read_text()) if options.table else measure(options)
-    if options.out is not None:
+    if options.table:
+        results = json.loads(options.out.read_text())
+    else:
+        results = measure(options)
         options.out.write_text(json.dumps(results, indent=1) + "\n")
     if options.figure is not None:
         draw(results, options.figure)
@@ -87,6 +91,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 rows[f"{method}, {'with' if images else 'without'} images"] = _converted(
                     base, checkpoints, loaders, method, images, options.side, Path(room) / "library"
                 )
+        rows[f"{MASKS}, with images"] = _converted(
+            base, checkpoints, loaders, "bitdelta", True, options.side, Path(room) / "library", train_masks=True
+        )
         rows |= beside(base, checkpoints, loaders)
         sizes = [checkpoint.path.stat().st_size for checkpoint in checkpoints.values()]
     for row in rows.values():
@@ -115,6 +122,8 @@ def _converted(
     images: bool,
     side: int,
     library: Path,
+    *,
+    train_masks: bool = False,
 ) -> dict[str, Any]:
     """All checkpoints by one method: test accuracy, bytes of a pack and of what is shared, seconds."""
     shutil.rmtree(library, ignore_errors=True)
@@ -127,7 +136,7 @@ def _converted(
             given,
             library,
             method=method,
-            options=ConvertOptions(side=side),
+            options=ConvertOptions(side=side, train_masks=train_masks),
             loaders=lambda data: by_data[id(data)],
         )
     )

@@ -13,23 +13,32 @@ main=classifier-only,finetune,affine-full,piggyback-bn,affine-simple,bitdelta,lo
 ours=affine-centred
 bits=affine-coarse:bits=0.5,affine-coarse:bits=0.25,affine-coarse:bits=0.1,affine-coarse:bits=0.03
 bits=$bits,lora-conv:rank=1,lora-conv:rank=16
+shared=tall-mask,emr
+today=bitdelta-row,dora,vera,ssf,bitfit,taps,ftn,tsa
 rest=bn-only,piggyback,series-adapter,covnorm,dan,ba2,packnet,spottune
 rows=piggyback,piggyback-star,piggyback-star-bn,piggyback-star-bn-k1,affine-simple-no-k1,affine-simple
 rows=$rows,affine-simple-sigmoid,affine-full-no-k1,affine-full-no-k2,affine-full,affine-full-sigmoid,affine-full-channel
 rows=$rows,affine-full:k0=learned
 
-# One ladder for whole weights and masks, one for what learns faster, one for a head alone. The rates of the last two
-# groups (one seed each) are searched on one domain, those of the others on two.
+# One ladder for whole weights and masks, one for what learns faster, one for a head alone. The rates of
+# `main`, `ours` and `shared` are searched on two domains, those of the others on one; `rest` and `bits` have one seed.
 tune=(--tune rate=1e-4,3e-4,1e-3,3e-3 classifier-only:head_rate=1e-3,2e-3,5e-3,1e-2)
 for method in lora-conv parallel-adapter; do
     tune+=("$method:rate=3e-4,1e-3,3e-3,1e-2")
 done
-# The group `rest` has two rates each: those around what the main group's search chose for methods of the same kind.
+# The groups `shared`, `today` and `rest` have two rates each: those around what the main group's search chose for methods of the
+# same kind, and larger ones for methods that learn a few numbers a layer.
 for method in series-adapter covnorm bn-only dan; do
     tune+=("$method:rate=1e-3,3e-3")
 done
-for method in piggyback ba2 packnet spottune; do
+for method in piggyback ba2 packnet spottune bitdelta-row tall-mask emr taps; do
     tune+=("$method:rate=1e-4,3e-4")
+done
+for method in dora ftn tsa; do
+    tune+=("$method:rate=1e-3,3e-3")
+done
+for method in vera ssf bitfit; do
+    tune+=("$method:rate=3e-3,1e-2")
 done
 
 sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe quick --weight-rate 1e-4
@@ -38,11 +47,12 @@ decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
     --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe quick --weight-rate 1e-4
     --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
 
-# groups OPTIONS…: the four groups of methods, or those that the variable ONLY names.
+# groups OPTIONS…: the six groups of methods, or those that the variable ONLY names.
 groups() {
-    for group in ${ONLY:-main ours rest bits}; do
+    for group in ${ONLY:-main ours rest bits shared today}; do
         methods=$group tuned=$tuned_on seeds=0,1,2
-        if [ "$group" = rest ] || [ "$group" = bits ]; then tuned=${tuned_on%%,*} seeds=0; fi
+        case $group in rest | bits) seeds=0 ;; esac
+        case $group in rest | bits | today) tuned=${tuned_on%%,*} ;; esac
         polymask benchmark "${common[@]}" --methods "${!methods}" --seeds "$seeds" "${tune[@]}" --tune-on "$tuned" "$@"
     done
 }

@@ -1,6 +1,6 @@
-"""Write the measured parts of docs/unknown.md, extend.md, cross.md and training.md from results/, where there are some.
+"""Write the measured parts of docs/unknown.md, extend.md, cross.md, training.md and convert.md from results/.
 
-python tools/lifelong_tables.py [--check]
+python tools/benchmark_tables.py [--check]
 """
 
 import argparse
@@ -10,7 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # The benchmark, whose results have its name, and the page.
-PAGES = {"unknown": "unknown", "extend": "extend", "cross": "cross", "defaults": "training"}
+PAGES = {
+    "unknown": "unknown",
+    "extend": "extend",
+    "cross": "cross",
+    "defaults": "training",
+    "sizes": "training",
+    "convert_library": "convert",
+}
 
 
 def main() -> int:
@@ -20,7 +27,7 @@ def main() -> int:
     check = parser.parse_args().check
     stale = [name for name in PAGES if not up_to_date(name, write=not check)]
     for name in stale if check else ():
-        print(f"docs/{PAGES[name]}.md is stale; run python tools/lifelong_tables.py", file=sys.stderr)
+        print(f"docs/{PAGES[name]}.md is stale; run python tools/benchmark_tables.py", file=sys.stderr)
     return int(check and bool(stale))
 
 
@@ -28,7 +35,7 @@ def up_to_date(name: str, *, write: bool) -> bool:
     """Whether a page has the tables of its results; with `write` it then has."""
     page = ROOT / "docs" / f"{PAGES[name]}.md"
     text = page.read_text()
-    begin, end = f"<!-- {name}: tools/lifelong_tables.py -->\n", f"<!-- end of {name} -->\n"
+    begin, end = f"<!-- {name}: tools/benchmark_tables.py -->\n", f"<!-- end of {name} -->\n"
     before, found, rest = text.partition(begin)
     if not found:
         raise SystemExit(f"{page} has no line {begin.strip()}")
@@ -40,7 +47,7 @@ def up_to_date(name: str, *, write: bool) -> bool:
 
 def tables(name: str) -> str:
     """What the benchmark's --table prints of its results; nothing where there are none."""
-    found = ROOT / "results" / f"{name}.json"
+    found = ROOT / "results" / f"{name.replace('_', '-')}.json"
     if not found.exists():
         return ""
     command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--table", "--out", found]
