@@ -135,9 +135,9 @@ def small_step(clock: Clock, rounds: int) -> dict[str, Any]:
     images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
     labels = torch.arange(batch)
 
-    def plain() -> Callable[[], None]:
+    def plain(*, compiled: bool = False) -> Callable[[], None]:
         net, _ = build("efficientnet-lite0", pretrained=False, classes=CLASSES)
-        return partial(stepper(net), images, labels)
+        return partial(stepper(net, compiled=compiled), images, labels)
 
     def learned(method: str, kind: str, **options: Any) -> Callable[[], None]:
         base = pm.load_base("efficientnet-lite0", pretrained=False)
@@ -152,6 +152,7 @@ def small_step(clock: Clock, rounds: int) -> dict[str, Any]:
     calls = {
         "timm": plain(),
         "timm again": plain(),
+        "timm, torch.compile of the network": plain(compiled=True),
         "fine-tuning": learned("finetune", "eager"),
         "masks, eager": learned("affine-full", "eager"),
         "masks, compiled": learned("affine-full", "compiled"),
@@ -163,17 +164,18 @@ def small_step(clock: Clock, rounds: int) -> dict[str, Any]:
     return {"side": side, "batch": batch, "ratios": ratios(seconds, "timm")}
 
 
-def stepper(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
-    """One step for every parameter that learns."""
+def stepper(model: nn.Module, *, compiled: bool = False) -> Callable[[Tensor, Tensor], None]:
+    """One step for every parameter that learns; its passes through the network eager or compiled."""
     model.train().to(memory_format=torch.channels_last)
     if isinstance(model, NaiveMasks):
         model.base.apply(lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t)
     learned = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.Adam(learned, 1e-4, fused=True)
+    network = torch.compile(model) if compiled else model
 
     def run(images: Tensor, labels: Tensor) -> None:
         optimiser.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
+        F.cross_entropy(network(images), labels).backward()
         optimiser.step()
 
     return run

@@ -1,6 +1,7 @@
 """A plan for so many minutes: sizes and epochs from what a machine does, and a head alone as the rival."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -77,6 +78,42 @@ def test_a_machine_is_timed_and_the_plan_is_for_it(base, data, monkeypatch):
     assert 1 <= chosen.recipe.epochs <= MOST
     assert chosen.recipe.frozen_side in (8, 16, 24)
     assert chosen.recipe.rate == QUICK.rate
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({}, (True, False)),  # all the same: as it is
+        ({"rows": 0.95, "bf16": 0.8}, (True, False)),  # faster, and not clearly so
+        ({"rows": 0.5}, (False, False)),
+        ({"bf16": 0.5}, (True, True)),
+        ({"rows": 0.5, "bf16": 0.5}, (False, True)),
+    ],
+)
+def test_layout_and_type_of_numbers_are_those_that_are_clearly_faster(base, monkeypatch, seconds, expected):
+    def timed(learner, base, side, most):
+        recipe = learner.recipe
+        return seconds.get("rows", 1) ** (not recipe.channels_last) * seconds.get("bf16", 1) ** recipe.autocast
+
+    monkeypatch.setattr(minutes, "_timed", timed)
+    chosen = minutes.fastest_recipe(base, method_by(QUICK, "affine-full"), QUICK, ["a", "b"], 16)
+    assert (chosen.channels_last, chosen.autocast) == expected
+
+
+def test_a_setting_that_is_many_times_slower_is_given_up_early(base):
+    steps = []
+
+    class Slow:
+        recipe, domain = QUICK, pm.new_domain(base, "bn-only", ["a", "b"])
+
+        def step(self, images, labels, epoch):
+            steps.append(images.shape)
+            time.sleep(0.02)
+
+    minutes._timed(Slow(), base, 16, most=0.001)
+    assert len(steps) == 2
+    minutes._timed(Slow(), base, 16)
+    assert len(steps) == 2 + 4
 
 
 def test_a_loader_gives_smaller_images_before_an_epoch(base, data):

@@ -287,4 +287,5 @@ def recipe_of(file: Path) -> Recipe:
 
 
 _PLANNED = {"epochs", "side", "first_side", "test_side", "frozen_side", "resized", "train_on_val"}  # by --minutes
+_PLANNED |= {"autocast", "channels_last"}
 _FEW_IMAGES = 5  # of a class: with fewer nothing general can be learned

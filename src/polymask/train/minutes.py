@@ -1,16 +1,19 @@
 """So many minutes on this machine: size, epochs and the way to learn that fit into them.
 
-A few timed steps tell what an image costs by its size; the number of images then says how large they can be and how
-often they can be seen. Larger images first, as long as each is seen often enough; then more epochs, up to a bound. The
-first half of the epochs has smaller images, and the size at test is chosen on val (see `finishing`).
+A few timed steps tell which layout of images and which type of numbers are fastest here (a processor that knows
+bfloat16 may take half the time with it, another many times as long), and what an image costs by its size. The number of
+images then says how large they can be and how often they can be seen. Larger images first, as long as each is seen
+often enough; then more epochs, up to a bound. The first half of the epochs has smaller images, and the size at test is
+chosen on val (see `finishing`).
 
 A head of frozen features takes one pass over the images only (see `finishing`). Where there is no time for more it is
 the better one, so it is fitted too, and val decides which of the two is kept.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -37,6 +40,8 @@ FROZEN = 0.2  # of the time goes to a head of frozen features, at most
 MARGIN = 0.9  # of the time is planned for: machines do other things too
 _READ = 64  # images that are read to see how long it takes
 _STEPS = 3  # that are timed at each of two sides, after one that is not
+FASTER = 0.9  # of the time is what another layout of images must take
+FASTER_BF16 = 0.75  # the same for bfloat16, which rounds more
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,8 @@ class Plan:
         first = "" if recipe.first_side is None else f", the first half of them at {recipe.first_side}"
         epochs = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
         frozen = "" if recipe.frozen_side is None else f"; a head alone at {recipe.frozen_side} px is the rival on val"
-        return f"{epochs} at {recipe.side} px{first}{frozen}: about {self.seconds / 60:.1f} minutes"
+        numbers = ", in bfloat16" if recipe.autocast else ""
+        return f"{epochs} at {recipe.side} px{first}{numbers}{frozen}: about {self.seconds / 60:.1f} minutes"
 
 
 def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, minutes: float) -> Plan:
@@ -76,6 +82,7 @@ def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, m
     if recipe.train_on_val:
         raise TrainingError("with minutes, val decides on sizes, and train_on_val leaves none; leave one of them out")
     sides = sides_for(base, method.first_stage(), data)
+    recipe = fastest_recipe(base, method.first_stage(), recipe, data.classes, sides[0])
     pace = measure_pace(base, method.first_stage(), recipe, data.classes, sides)
     reading = seconds_to_read(data, base)
     left = 60 * minutes - reading - (time.perf_counter() - began)
@@ -101,13 +108,29 @@ def seconds_to_read(data: DomainData, base: Base) -> float:
     return 2 * images * (time.perf_counter() - began) / len(few)
 
 
+def fastest_recipe(base: Base, method: Method, recipe: Recipe, classes: Sequence[str], side: int) -> Recipe:
+    """The recipe with the layout of images and the type of numbers whose steps are clearly fastest, by timing some."""
+
+    def seconds(tried: Recipe, most: float) -> float:
+        with torch.random.fork_rng():
+            return _timed(_learner(base, method, tried, classes), base, side, most)
+
+    plain = replace(recipe, autocast=False)
+    chosen = faster(plain, replace(plain, channels_last=not recipe.channels_last), FASTER, seconds)
+    return faster(chosen, replace(chosen, autocast=True), FASTER_BF16, seconds)
+
+
+def faster(recipe: Recipe, other: Recipe, share: float, seconds: Callable[[Recipe, float], float]) -> Recipe:
+    """`other` where its steps take less than this share of the time of `recipe`'s; `seconds` may stop at a bound."""
+    bound = share * seconds(recipe, inf)
+    return other if seconds(other, bound) < bound else recipe
+
+
 def measure_pace(base: Base, method: Method, recipe: Recipe, classes: Sequence[str], sides: Sequence[int]) -> Pace:
     """Time some steps of training at the smallest and the middle one of `sides`, on images of noise."""
     small, large = sides[0], sides[len(sides) // 2]
     with torch.random.fork_rng():
-        domain = new_domain(base, method, classes).to(base.device)
-        learner = DomainLearner(base, domain, recipe)
-        learner.begin_epoch()
+        learner = _learner(base, method, recipe, classes)
         per_image = {side: _timed(learner, base, side) / recipe.batch_size for side in dict.fromkeys((small, large))}
     if small == large:
         return Pace(0.0, per_image[small] / small**2)
@@ -115,13 +138,19 @@ def measure_pace(base: Base, method: Method, recipe: Recipe, classes: Sequence[s
     return Pace(max(0.0, per_image[small] - by_area * small**2), by_area)
 
 
-def _timed(learner: DomainLearner, base: Base, side: int) -> float:
-    """Seconds of a step at this side: the median of a few."""
+def _learner(base: Base, method: Method, recipe: Recipe, classes: Sequence[str]) -> DomainLearner:
+    learner = DomainLearner(base, new_domain(base, method, classes).to(base.device), recipe)
+    learner.begin_epoch()
+    return learner
+
+
+def _timed(learner: DomainLearner, base: Base, side: int, most: float = inf) -> float:
+    """Seconds of a step at this side: the median of a few; of fewer, where one takes twice as long as `most`."""
     shape = base.input.at(side).shape
     images = torch.randn(learner.recipe.batch_size, *shape)
     labels = torch.arange(len(images)) % len(learner.domain.classes or [""])
-    seconds = []
-    for _ in range(_STEPS + 1):
+    seconds: list[float] = []
+    while len(seconds) <= _STEPS and (len(seconds) < 2 or seconds[-1] <= 2 * most):
         began = time.perf_counter()
         learner.step(images, labels, 0.5)
         seconds.append(time.perf_counter() - began)
