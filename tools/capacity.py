@@ -32,7 +32,7 @@ class Assumptions:
     requests: float = 1_000.0  # a second
     forward: float = 0.01  # seconds of a device for one image
     memcpy: float = 8e9  # bytes a second
-    merge: float = 4.2  # from bits to a merged network, in copies of the network in memory
+    merge: float = 2.4  # from bits to a merged network, in copies of the network in memory
     disk: float = 500e6  # bytes a second, from where packs are
     memory: float = 256e9  # bytes of a machine for caches
     images: int = 2_000  # to train a domain

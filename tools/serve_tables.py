@@ -74,8 +74,9 @@ def load(found: dict[str, Any]) -> str:
         )
     )
     about = (
-        f"{found['base']}, {found['cores']} cores, torch {found['torch']}, {many['clients']} "
-        "clients on the same machine; a merged network takes "
+        f"{found['base']}, {found['cores']} cores, torch {found['torch']}; "
+        f"{found['single_warm_domain']['clients']} clients on the same machine for one warm domain, "
+        f"{many['clients']} for many; a merged network takes "
         f"{found['merged_bytes'] / 1e6:.1f} MB.\n\n"
     )
     return about + _table(("", ""), rows)

@@ -61,9 +61,8 @@ class Ewc(SharedWeightsMethod):
         "The Fisher information of the base is taken on the first domain's images with labels drawn from its own "
         "classifier, since its images are not there. Later domains add theirs to one sum around the latest weights, "
         "where the paper has a penalty for each. Each is divided by its mean first, which the paper does not do, so "
-        "that a strength suits networks whose losses differ in scale. The strength is our choice and not tuned: in one "
-        "small trial (two domains, one seed, values from 0.2 to 200) more of it forgot less and learned less of the "
-        "first domain, and the means did not tell the values apart. With own norms the statistics move without a "
+        "that a strength suits networks whose losses differ in scale. The strength is our choice and not tuned. With "
+        "own norms the statistics move without a "
         "penalty, so `norms` is `affine`."
     )
 

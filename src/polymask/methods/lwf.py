@@ -58,7 +58,7 @@ class Lwf(SharedWeightsMethod):
         "The reimplementation that the tables cite also trains the base's own classifier; here it is distilled but "
         "does not learn. Heads of earlier domains do, and replace theirs in the end. No weight decay acts while only "
         "the new head learns. With own norms the statistics move outside of the loss, and earlier domains forget by "
-        "that alone, so `norms` is `affine`. That lessens forgetting and does not end it. The networks of the paper "
+        "that alone, so `norms` is `affine`. The networks of the paper "
         "have no batch norms."
     )
     head_share: ClassVar[float] = 0.25

@@ -67,8 +67,8 @@ class PackNet(Method):
     differences: ClassVar[str] = (
         "On the base's own images only weights and the head are retrained, not biases and norms. Without such images "
         "the pruned base is left as it is, and a quarter of it goes instead of half. Depthwise kernels are not pruned: "
-        "the original's networks have none, and a separable network loses more by half of these, which are a few per "
-        "cent of its weights, than by a quarter of all others. The last domain is not pruned, as in the original; the "
+        "the original's networks have none, and they are a few per cent of a separable network's weights; that this is "
+        "the better rule is our choice and not measured. The last domain is not pruned, as in the original; the "
         "ratios of its sequences of five domains are not published, 0.75 is used for all. The best epoch is chosen on "
         "val, in the original on test. Optional biases of each domain are not here."
     )

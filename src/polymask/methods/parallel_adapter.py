@@ -50,7 +50,7 @@ class ParallelAdapter(Method):
     whose network has 3x3 convolutions only. "all" also adapts 1x1 convolutions and linear layers, where A is as large
     as W. A kernel with an even side has no centre tap and is left alone by both.
     `start`: "zero" starts at the base. "he" draws A from N(0, 2 / C_out), as the original does: a
-    random A perturbs every layer, which takes its 120 epochs (`residual-adapters`) to make up for.
+    random A perturbs every layer, and training begins by making up for that.
     "identity" is 1e-4 I, the start of `tsa`.
     """
 
@@ -60,8 +60,8 @@ class ParallelAdapter(Method):
     title: ClassVar[str] = "parallel adapters"
     reference: ClassVar[str] = "arXiv 1803.10082"
     differences: ClassVar[str] = (
-        "The original starts by He's rule (`start='he'`), here A starts at zero: short runs on a base from the shelf "
-        "need it. The released code also has dropout on what an adapter reads, which no change of the weights can "
+        "The original starts by He's rule (`start='he'`), here A starts at zero, so that a new domain is "
+        "the base. The released code also has dropout on what an adapter reads, which no change of the weights can "
         "express, and a flag that adapts only the first or second convolution of a block; patterns over sites "
         "(`include`, `exclude`) do that here. The two forms agree where the padding is half the kernel."
     )

@@ -55,8 +55,8 @@ class SeriesAdapter(Method):
     "all" linear layers too, with BN over their features.
     `start`: "zero" starts at the base, which is what a network from the shelf needs. "he" draws A
     from N(0, 2 / C_out), as the original does, on a network that was pretrained with adapters in
-    it and with the recipe `residual-adapters`: elsewhere A BN(y) drowns y in the deep layers, with
-    tens to hundreds of times its variance, and short runs do not recover.
+    it and with the recipe `residual-adapters`: elsewhere a random A BN(y) is added
+    to layers that do not expect it.
     `decay` is the factor of an L2 penalty on A: it adds decay ‖A‖² / 2 to the loss.
     """
 

@@ -177,7 +177,7 @@ class Recipe:
     autocast: bool = False
     """Compute in bfloat16."""
     channels_last: bool = True
-    """Lay images out channels last, which is faster on most devices."""
+    """Lay images out channels last; which layout is faster depends on the network and the device."""
 
     def __post_init__(self) -> None:
         for name in ("drops", "crop_scale"):  # lists in TOML and JSON; a number alone on a command line
