@@ -4,7 +4,6 @@ The page says what it wants between comments, and this fills it in:
 
     <!-- table results/RUNS -->                      every row: protocol, bits moved, accuracies
     <!-- search results/RUNS -->                     what each value of the search reached on val
-    <!-- trials results/RUNS -->                     the same of a search that is not done
     <!-- compare results/A results/B: x,y; x,z -->   a sentence for each pair, over all domains
     <!-- end -->
 
@@ -18,13 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from polymask.benchmarks.compare import compare_pooled
-from polymask.benchmarks.records import RESULT, Outcome, read_record, read_runs
+from polymask.benchmarks.records import read_runs
 from polymask.benchmarks.tables import ResultRow, ResultTable, Statistic, settings_text, tabulate
 from polymask.train.recipe import write_value
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "findings.md"
-_BLOCK = re.compile(r"(<!-- (table|search|trials|compare) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (table|search|compare) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> int:
@@ -48,8 +47,6 @@ def filled(kind: str, words: str) -> str:
         found = [pair.strip().split(",") for pair in pairs.split(";")]
         places = [ROOT / folder for folder in folders.split()]
         return "\n".join(f"* {compare_pooled(places, a, b).sentence}." for a, b in found)
-    if kind == "trials":
-        return trials(ROOT / words)
     table = tabulate(read_runs(ROOT / words))
     return results(table) if kind == "table" else searches(table)
 
@@ -97,20 +94,6 @@ def searches(table: ResultTable) -> str:
         if for_each:
             rows.append([f"`{method}`", ", ".join(tuned.fields), " · ".join(for_each)])
     return grid(["method", "field", "value: accuracy on val, %"], rows)
-
-
-def trials(runs: Path) -> str:
-    """What the jobs of a search have reached on val so far: values, method, domain, accuracy."""
-    rows = []
-    for file in runs.glob(f"search/*/*/*/*/{RESULT}"):
-        values, method, domain, _ = file.relative_to(runs / "search").parent.parts
-        found = Outcome.from_json(read_record(file)).domains
-        reached = [one.test_accuracy for one in found.values() if one.test_accuracy is not None]
-        text = f"{sum(reached) / len(reached):.1f}" if reached else "not finite"
-        place, _, value = values.partition("=")
-        rows.append((method, domain, place, float(value), text))
-    lines = [[f"`{method}`", domain, f"{place} {value:g}", text] for method, domain, place, value, text in sorted(rows)]
-    return grid(["method", "domain", "tried", "accuracy on val, %"], lines)
 
 
 def grid(heading: list[str], rows: Iterable[list[str]]) -> str:
