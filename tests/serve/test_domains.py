@@ -207,6 +207,10 @@ def test_uploads_deletions_and_predictions_of_one_name_at_once_never_mix(folder,
         if isinstance(reply, int):
             assert reply in (200, 201, 204, 404, 429)
             continue
+        if reply.status_code == 503:  # on a busy machine: replaced at every look, and the client is told to come again
+            assert "changes too fast" in reply.text
+            assert reply.headers["retry-after"] == "1"
+            continue
         assert reply.status_code in (200, 404), reply.text
         if reply.status_code == 200:
             answer = reply.json()
