@@ -26,8 +26,8 @@ tune=(--tune rate=1e-4,3e-4,1e-3,3e-3 classifier-only:head_rate=1e-3,2e-3,5e-3,1
 for method in lora-conv parallel-adapter; do
     tune+=("$method:rate=3e-4,1e-3,3e-3,1e-2")
 done
-# The groups `shared`, `today` and `rest` have two rates each: those around what the main group's search chose for methods of the
-# same kind, and larger ones for methods that learn a few numbers a layer.
+# The groups `shared`, `today` and `rest` have two rates each: those around what the main group's search chose for
+# methods of the same kind, and larger ones for methods that learn a few numbers a layer.
 for method in series-adapter covnorm bn-only dan; do
     tune+=("$method:rate=1e-3,3e-3")
 done

@@ -13,7 +13,8 @@ measured; test images are measured after that, and never looked at before:
 * fine-tuning    a plain loop over timm's network: Adam, a cosine over the time, all weights at 3e-4, the head at 2e-3
 * LoRA           the same loop over PEFT's LoRA of rank 8 on every convolution, at 3e-3
 
-The loops get what polymask gives itself: images decoded once, the same random crops, sizes and epochs by the same rule
+The loops get what polymask gives itself, except that only polymask times the layout of images and bfloat16 (give the
+loops the same before this is run): images decoded once, the same random crops, sizes and epochs by the same rule
 from their own timed steps, images that grow, and the size at test chosen on val. Their rates are what the searches
 of docs/findings.md chose. Needs timm, peft and scikit-learn. Nothing else may run meanwhile.
 """

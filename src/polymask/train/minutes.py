@@ -1,7 +1,7 @@
 """So many minutes on this machine: size, epochs and the way to learn that fit into them.
 
 A few timed steps tell which layout of images and which type of numbers are fastest here (a processor that knows
-bfloat16 may take half the time with it, another many times as long), and what an image costs by its size. The number of
+bfloat16 may be faster with it, another many times slower), and what an image costs by its size. The number of
 images then says how large they can be and how often they can be seen. Larger images first, as long as each is seen
 often enough; then more epochs, up to a bound. The first half of the epochs has smaller images, and the size at test is
 chosen on val (see `finishing`).
