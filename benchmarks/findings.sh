@@ -70,7 +70,7 @@ decathlon)
     ;;
 ablation-flowers)
     polymask benchmark "${sketch[@]}" --domains flowers --methods "$rows" --seeds 0,1 \
-        --tune rate=1e-4,1e-3 --out results/ablation-flowers "$@"
+        --tune rate=1e-4,3e-4,1e-3 --out results/ablation-flowers "$@"
     ;;
 ablation-gtsrb)
     polymask benchmark "${decathlon[@]}" --domains gtsrb --methods "$rows" --seeds 0,1 \
