@@ -13,10 +13,11 @@ measured; test images are measured after that, and never looked at before:
 * fine-tuning    a plain loop over timm's network: Adam, a cosine over the time, all weights at 3e-4, the head at 2e-3
 * LoRA           the same loop over PEFT's LoRA of rank 8 on every convolution, at 3e-3
 
-The loops get what polymask gives itself, except that only polymask times the layout of images and bfloat16 (give the
-loops the same before this is run): images decoded once, the same random crops, sizes and epochs by the same rule
-from their own timed steps, images that grow, and the size at test chosen on val. Their rates are what the searches
-of docs/findings.md chose. Needs timm, peft and scikit-learn. Nothing else may run meanwhile.
+The loops get what polymask gives itself: images decoded once, the same random crops, the layout of images and the type
+of numbers that are fastest, sizes and epochs by the same rules from their own timed steps, images that grow, and the
+size at test chosen on val. They do not get what a plain loop has not: a head that is fitted again, and the regression
+as a rival on val. Their rates are what the searches of docs/findings.md chose. Needs timm, peft and scikit-learn.
+Nothing else may run meanwhile.
 """
 
 import argparse
@@ -40,7 +41,7 @@ from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.train.finishing import TRIED, loader_at
 from polymask.train.learn import make_loaders
-from polymask.train.minutes import Pace, plan_for, seconds_to_read, sides_for
+from polymask.train.minutes import FASTER, FASTER_BF16, Pace, faster, plan_for, seconds_to_read, sides_for
 from polymask.train.recipe import RECIPES, method_by
 
 BASE, TIMM = "efficientnet-lite0", "efficientnet_lite0"
@@ -122,6 +123,7 @@ def by_polymask(base: pm.Base, data: DomainData, minutes: float, seed: int) -> t
     recipe = domain.recipe
     about = {"method": domain.method.name, "epochs": recipe["epochs"], "side": recipe["side"]}
     about |= {"test_side": domain.input.side, "crop": domain.input.crop, "bytes": size}
+    about |= {"bfloat16": recipe["autocast"], "channels_last": recipe["channels_last"]}
     return domain.merged(base), about
 
 
@@ -178,19 +180,27 @@ def by_loop(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int
     rates = [group["lr"] for group in optimiser.param_groups]
     sides = sides_for(base, method_by(QUICK, "classifier-only"), data)
 
-    def step(images: Tensor, labels: Tensor) -> None:
+    def step(recipe: pm.Recipe, images: Tensor, labels: Tensor) -> None:
         net.train()
-        loss = cross_entropy(net(images.contiguous(memory_format=torch.channels_last)), labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.autocast):
+            loss = cross_entropy(net(images.contiguous(memory_format=layout_of(recipe))), labels)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
 
+    def seconds_of(recipe: pm.Recipe, most: float) -> float:
+        net.to(memory_format=layout_of(recipe))
+        return seconds_of_step(partial(step, recipe), sides[0], len(data.classes))
+
     start = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    pace = pace_of(step, sides, len(data.classes))
+    recipe = faster(QUICK, replace(QUICK, channels_last=not QUICK.channels_last), FASTER, seconds_of)
+    recipe = faster(recipe, replace(recipe, autocast=True), FASTER_BF16, seconds_of)
+    net.to(memory_format=layout_of(recipe))
+    pace = pace_of(partial(step, recipe), sides, len(data.classes))
     net.load_state_dict(start)
     optimiser.state.clear()
     left = 60 * minutes - seconds_to_read(data, base) - (time.perf_counter() - began)
-    plan = plan_for(QUICK, pace, sides, len(data.train), len(data.val), left).recipe
+    plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left).recipe
     train = make_loaders(data, base.input, plan, seed=seed).train
     steps, done = plan.epochs * len(train), 0
     for epoch in range(plan.epochs):
@@ -198,14 +208,19 @@ def by_loop(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int
             warm = min(1.0, done / len(train)) if plan.epochs > 1 else 1.0
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 group["lr"] = rate * warm * 0.5 * (1 + math.cos(math.pi * done / steps))
-            step(images, labels)
+            step(recipe, images, labels)
             done += 1
     net.eval()
     assert plan.side is not None
     on_val = {side: accuracy(net, loader_at(data, data.val, base.input.at(side))) for side in test_sides(plan.side)}
     test_side = max(on_val, key=lambda side: (on_val[side], -side))
     learned = sum(p.nbytes for p in (*body, *head)) + sum(b.nbytes for b in net.buffers())
-    return net, {"epochs": plan.epochs, "side": plan.side, "test_side": test_side, "bytes": learned}
+    about = {"epochs": plan.epochs, "side": plan.side, "test_side": test_side, "bytes": learned}
+    return net, about | {"bfloat16": recipe.autocast, "channels_last": recipe.channels_last}
+
+
+def layout_of(recipe: pm.Recipe) -> torch.memory_format:
+    return torch.channels_last if recipe.channels_last else torch.contiguous_format
 
 
 def timm_network(way: str, base: pm.Base, classes: int) -> tuple[nn.Module, list[nn.Parameter], list[nn.Parameter]]:
@@ -230,17 +245,20 @@ def timm_network(way: str, base: pm.Base, classes: int) -> tuple[nn.Module, list
 def pace_of(step: Callable[[Tensor, Tensor], None], sides: list[int], classes: int) -> Pace:
     """What an image costs in this loop, by three timed steps at two sides."""
     small, large = sides[0], sides[len(sides) // 2]
-    per_image = {}
-    for side in (small, large):
-        images, labels = torch.randn(QUICK.batch_size, 3, side, side), torch.arange(QUICK.batch_size) % classes
-        seconds = []
-        for _ in range(4):
-            began = time.perf_counter()
-            step(images, labels)
-            seconds.append(time.perf_counter() - began)
-        per_image[side] = median(seconds[1:]) / len(images)
+    per_image = {side: seconds_of_step(step, side, classes) / QUICK.batch_size for side in (small, large)}
     by_area = max(0.0, (per_image[large] - per_image[small]) / (large**2 - small**2))
     return Pace(max(0.0, per_image[small] - by_area * small**2), by_area)
+
+
+def seconds_of_step(step: Callable[[Tensor, Tensor], None], side: int, classes: int) -> float:
+    """The median of three steps, after one that is not timed."""
+    images, labels = torch.randn(QUICK.batch_size, 3, side, side), torch.arange(QUICK.batch_size) % classes
+    seconds = []
+    for _ in range(4):
+        began = time.perf_counter()
+        step(images, labels)
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[1:])
 
 
 def test_sides(side: int) -> list[int]:

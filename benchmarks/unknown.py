@@ -22,7 +22,7 @@ from kept import mean, read, recipe_of, training_options, write
 from torch import Tensor
 
 import polymask as pm
-from polymask.core.unknown import RULES, Observed, calibration_error, fit_unknown
+from polymask.core.unknown import RULES
 from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
@@ -30,6 +30,7 @@ from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
 from polymask.data.split import ArraySplit, Split, SubsetSplit
 from polymask.train.predict import NOTE, Network, best_domains, feature_network, likeness_cosines, read_likeness
+from polymask.train.unknown import Observed, calibration_error, fit_unknown
 
 SYNTHETIC = ("noise", "blank")
 NONE = "none of them"

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import polymask as pm
 from forged_packs import read_parts, write_forged
 from nets import SPEC, BlockNet, TinyNet
-from polymask.core.unknown import Observed, fit_unknown
 from polymask.errors import PackError
+from polymask.train.unknown import Observed, fit_unknown
 from presets import ONE_OF_A_KIND
 
 # Packs that were written before they said what their base computes.

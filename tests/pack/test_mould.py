@@ -11,13 +11,13 @@ import torch
 import polymask as pm
 from nets import batch, logits, tiny_base, trained
 from polymask.core.parts import in_blocks
-from polymask.core.unknown import Observed, fit_unknown
 from polymask.library.cache import MergedCache, Source
 from polymask.pack import format as pack_format
 from polymask.pack.codec import BitArray
 from polymask.pack.format import read_pack, write_pack
 from polymask.pack.mould import Mould, poured
 from polymask.pack.storing import OpenPack
+from polymask.train.unknown import Observed, fit_unknown
 
 CLASSES = {"a": 3, "b": 5, "c": 3}
 

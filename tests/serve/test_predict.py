@@ -228,7 +228,7 @@ def test_an_answer_says_unknown_with_the_score_where_the_pack_can_tell(tmp_path,
 
 def test_a_rule_of_a_strangers_pack_that_gives_no_numbers_is_not_served(tmp_path):
     import polymask as pm
-    from polymask.core.unknown import Observed, fit_unknown
+    from polymask.train.unknown import Observed, fit_unknown
 
     domain, seen = trained(BASE), Observed(torch.randn(40, 12), torch.randn(40, 3), torch.arange(40) % 3)
     domain.unknown = fit_unknown("mahalanobis", seen, seen)

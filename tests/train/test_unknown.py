@@ -8,10 +8,10 @@ import torch
 import polymask as pm
 from forged_packs import read_parts, write_forged
 from nets import SPEC, tiny_base, trained
-from polymask.core.unknown import RULES, Observed, calibration_error, fit_temperature, fit_unknown
+from polymask.core.unknown import RULES
 from polymask.errors import DataError, DomainError, PackError
 from polymask.train.predict import NOTE, write_likeness
-from polymask.train.unknown import observe
+from polymask.train.unknown import Observed, calibration_error, extend_unknown, fit_temperature, fit_unknown, observe
 
 
 def pictures(count: int = 60, classes: int = 3, seed: int = 0, shift: float = 0.0):
@@ -106,7 +106,7 @@ def test_new_classes_are_known_by_the_rule_too(rule):
     first = Observed(features[old], logits[old][:, :3], labels[old])
     more = Observed(features[new], logits[new], labels[new])
     unknown = fit_unknown(rule, first, first)
-    wider = unknown.extended(more, more, 3)
+    wider = extend_unknown(unknown, more, more, 3)
     assert (wider.score(more.features, more.logits) >= wider.judgement.threshold).float().mean() >= 0.94
     if rule != "mahalanobis":
         assert torch.equal(wider.class_means()[:3], unknown.class_means())

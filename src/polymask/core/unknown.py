@@ -22,34 +22,28 @@ that a share of the validation images is accepted. T is the temperature at which
 best.
 
 What draws features around a class (`imagined`) is kept with the first three rules: m, a_c and l, and with B of the
-spread within classes alone.
+spread within classes alone. All of it is fitted in `train/unknown.py`.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, cast, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymask.core.parts import BlockLinear, Part
-from polymask.errors import DataError, DomainError
+from polymask.errors import DomainError
 
 Rule = Literal["cosine", "softmax", "energy", "mahalanobis", "neighbours"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-RANK = 16  # directions that are kept
-ROWS = 1024  # images that are kept as neighbours, in all
-_MOST_RANK, _MOST_ROWS = 64, 1 << 16  # that a pack may have
+MOST_RANK, _MOST_ROWS = 64, 1 << 16  # that a pack may have
 _NEIGHBOUR = 3  # which one counts
-_TEMPERATURES = (0.05, 20.0)
-_DIRECTIONS_OF = 2048  # images: more take long, and change nothing
-_LARGEST_HALF = 65504.0
-_ZERO = 128  # the byte that stands for 0 in B
-_LEVELS, _BOUNDS = (-1.51, -0.4528, 0.4528, 1.51), (-0.9816, 0.0, 0.9816)  # the best four for a normal distribution
-_BY_DISTANCE = ("mahalanobis", "neighbours")  # rules that keep rows in B, and what B leaves out
-FEWEST = 20  # validation images: one of them is beyond a threshold at 95 %
+ZERO = 128  # the byte that stands for 0 in B
+_LEVELS = (-1.51, -0.4528, 0.4528, 1.51)  # the best four for a normal distribution
+BY_DISTANCE = ("mahalanobis", "neighbours")  # rules that keep rows in B, and what B leaves out
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ class Judgement:
     @property
     def looks_at_features(self) -> bool:
         """Whether the rule needs more than logits."""
-        return self.rule in ("cosine", *_BY_DISTANCE)
+        return self.rule in ("cosine", *BY_DISTANCE)
 
     @property
     def has_tensors(self) -> bool:
@@ -152,7 +146,7 @@ class Unknown(Part):
         middle = self.class_means() if coded else self.mean
         if not coded:
             y += self.rows.double().cpu()[:, None]
-        basis = (self.basis.double() - _ZERO).cpu() * self.scale.double().cpu()
+        basis = (self.basis.double() - ZERO).cpu() * self.scale.double().cpu()
         p: Tensor = y @ torch.linalg.inv(self.whiten.double().cpu())
         return (middle.double().cpu().view(-1, 1, basis.shape[0]) + p @ basis.T).float()
 
@@ -162,25 +156,6 @@ class Unknown(Part):
         places = torch.stack([self.codes >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)[:, : len(self.mean)]
         return self.mean.float() + self.sizes.float()[:, None] * levels[places.int()]
 
-    def extended(self, train: "Observed", val: "Observed", classes: int) -> "Unknown":
-        """The rule with the classes of more images, numbered from `classes` on, whose share is accepted too."""
-        tensors = dict(self.named_buffers())
-        if self.judgement.has_tensors:
-            features = train.features.to(self.mean.device)
-            new = train.labels.to(features.device) - classes
-            count = int(new.max()) + 1
-            if "codes" in tensors:
-                more = _coded(_means(features.double() - self.mean.double(), new, count))
-                tensors |= {name: torch.cat([tensors[name], tensor]) for name, tensor in more.items()}
-            else:
-                y, _ = self.places(features)
-                y = y[_spaced(new, count)] if self.judgement.rule == "neighbours" else _means(y, new, count)
-                tensors["rows"] = torch.cat([self.rows, _halved(y)])
-        wider = Unknown(self.judgement, tensors)
-        scores = wider.score(val.features.to(self.device), val.logits.to(self.device)).sort().values
-        reached = float(scores[int(len(scores) * (1 - self.judgement.accepted) + 1e-9)])
-        return Unknown(replace(self.judgement, threshold=min(self.judgement.threshold, reached)), tensors)
-
     @property
     def device(self) -> torch.device:
         """Where its tensors are."""
@@ -189,7 +164,7 @@ class Unknown(Part):
     def places(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Where features are in B, y (N, rank), and what B leaves out of them, q (N,)."""
         away = features.float() - self.mean.float()
-        p = away @ ((self.basis.float() - _ZERO) * self.scale)
+        p = away @ ((self.basis.float() - ZERO) * self.scale)
         return p @ self.whiten, away.square().sum(1) - p.square().sum(1)
 
 
@@ -204,7 +179,7 @@ def unknown_skeleton(
     basis, rows = shapes.get("basis", ()), shapes.get("rows", ())
     rank = basis[1] if len(basis) == 2 else 0
     count = classes if judgement.rule != "neighbours" else rows[0] if rows else 0
-    if features is None or not 1 <= rank <= min(_MOST_RANK, features) or not 1 <= count <= _MOST_ROWS:
+    if features is None or not 1 <= rank <= min(MOST_RANK, features) or not 1 <= count <= _MOST_ROWS:
         raise DomainError(
             f"what it keeps to tell unknown images (basis {list(basis)}, rows {list(rows)}) is not for {features} "
             f"features and {classes} classes"
@@ -214,7 +189,7 @@ def unknown_skeleton(
         torch.float16: {"mean": (features,)},
         torch.float32: {"scale": (rank,), "whiten": (rank, rank)},
     }
-    if judgement.rule in _BY_DISTANCE or (
+    if judgement.rule in BY_DISTANCE or (
         judgement.rule != "cosine" and "rows" in shapes
     ):  # means as polymask kept them before
         kept[torch.float16]["rows"], kept[torch.float32]["rest"] = (count, rank), (2,)
@@ -240,126 +215,3 @@ class ScoredHead(BlockLinear):
 def split_score(outputs: Tensor, classes: int) -> tuple[Tensor, Tensor | None]:
     """The logits and the scores in what a head gave; None where it gave no scores."""
     return (outputs, None) if outputs.shape[-1] == classes else (outputs[..., :classes], outputs[..., classes])
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a network made of images whose classes are known."""
-
-    features: Tensor  # (N, size)
-    logits: Tensor  # (N, classes)
-    labels: Tensor  # (N,)
-
-
-def fit_unknown(
-    rule: Rule, train: Observed | None, val: Observed, *, accepted: float = 0.95, rank: int = RANK
-) -> Unknown:
-    """The rule for a domain: its tensors from training images, its temperature and threshold from validation images.
-
-    A rule that looks at logits alone keeps the class means too, where there are training images.
-    """
-    if rule not in RULES:
-        raise DomainError(f"rule {rule!r} is not known; take one of {', '.join(RULES)}")
-    if not 0 < accepted < 1 or not 1 <= rank <= _MOST_RANK:
-        raise DomainError(f"accepted={accepted} must be between 0 and 1, rank={rank} from 1 to {_MOST_RANK}")
-    if len(val.labels) < FEWEST:
-        raise DataError(
-            f"{len(val.labels)} validation images are too few to set a threshold by; give {FEWEST} at least"
-        )
-    judgement = Judgement(rule, fit_temperature(val.logits, val.labels), 0.0, accepted)
-    enough = train if train is not None and len(train.labels) >= 2 else None
-    if judgement.looks_at_features and enough is None:
-        raise DataError(f"{rule} needs training images, two at least; give some, or take softmax or energy")
-    tensors = {} if enough is None else _statistics(rule, enough, rank)
-    judgement = replace(judgement, means=bool(tensors) and not judgement.looks_at_features)
-    scores = Unknown(judgement, tensors).score(val.features, val.logits)
-    beyond = int(len(scores) * (1 - accepted) + 1e-9)
-    return Unknown(replace(judgement, threshold=float(scores.sort().values[beyond])), tensors)
-
-
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """T with the least mean of -log softmax(z / T) of the labels: convex in 1 / T, so thirds of its range find it."""
-    logits = logits.double()
-    low, high = (math.log(end) for end in _TEMPERATURES)
-    for _ in range(60):
-        one, other = low + (high - low) / 3, high - (high - low) / 3
-        if F.cross_entropy(logits / math.exp(one), labels) < F.cross_entropy(logits / math.exp(other), labels):
-            high = other
-        else:
-            low = one
-    return round(math.exp((low + high) / 2), 6)
-
-
-def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """The expected calibration error in percent: |accuracy - confidence| by bins of confidence, by images."""
-    confidence, guess = probabilities.double().max(1)
-    right = (guess == labels).double()
-    place = (confidence * bins).ceil().long().clamp(1, bins)
-    gaps = [(right[place == b].sum() - confidence[place == b].sum()).abs() for b in range(1, bins + 1)]
-    return 100 * float(cast(Tensor, sum(gaps))) / len(labels)
-
-
-def _statistics(rule: Rule, train: Observed, rank: int) -> dict[str, Tensor]:
-    features, labels = train.features.double(), train.labels
-    classes = train.logits.shape[1]
-    if not torch.isfinite(features).all():
-        raise DataError("the features of training images are not finite; train the domain again with a smaller rate")
-    mean = _halved(features.mean(0))
-    away = features - mean.double()
-    own = _means(away, labels, classes)
-    rank = min(rank, features.shape[1], len(features) - 1)
-    directions = _directions((away if rule in _BY_DISTANCE else away - own[labels])[:_DIRECTIONS_OF], rank)
-    scale = (directions.abs().amax(0).clamp_min(1e-12) / (_ZERO - 1)).float()
-    basis = ((directions / scale).round() + _ZERO).clamp(0, 255).to(torch.uint8)
-    B = (basis.double() - _ZERO) * scale
-    within = (away - own[labels]) @ B
-    covariance = within.T @ within / len(within)
-    ridge = 1e-3 * covariance.diagonal().mean().clamp_min(1e-12)
-    covariance += ridge * torch.eye(rank, dtype=B.dtype, device=B.device)
-    values, vectors = torch.linalg.eigh(covariance)
-    whiten = vectors / values.clamp_min(float(ridge)).sqrt()
-    kept = {"basis": basis, "scale": scale, "mean": mean, "whiten": whiten.float()}
-    if rule not in _BY_DISTANCE:
-        return kept | _coded(own)
-    p = away @ B
-    q = away.square().sum(1) - p.square().sum(1)
-    spread = q.std(correction=0)
-    weight = 1 / spread if spread > 0 else spread
-    rows = (p @ whiten)[_spaced(labels, classes)] if rule == "neighbours" else own @ B @ whiten
-    return kept | {"rows": _halved(rows), "rest": torch.stack([q.mean(), weight]).float().clamp(-1e12, 1e12)}
-
-
-def _means(values: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The mean of each class's rows (classes, size); 0 where it has none."""
-    sums = values.new_zeros(classes, values.shape[1]).index_add_(0, labels, values)
-    return sums / torch.bincount(labels, minlength=classes).clamp_min(1)[:, None]
-
-
-def _coded(means: Tensor) -> dict[str, Tensor]:
-    """What stands for rows (classes, features) around 0: a size for each, and for each entry the nearest level."""
-    sizes = means.square().mean(1).sqrt().clamp_max(1e12).float()
-    bounds = torch.tensor(_BOUNDS, dtype=means.dtype, device=means.device)
-    places = torch.bucketize(means / sizes.double().clamp_min(1e-30)[:, None], bounds)
-    quarters = F.pad(places, (0, -places.shape[1] % 4)).to(torch.uint8).view(len(places), -1, 4)
-    codes = quarters[..., 0] | quarters[..., 1] << 2 | quarters[..., 2] << 4 | quarters[..., 3] << 6
-    return {"codes": codes, "sizes": sizes}
-
-
-def _halved(values: Tensor) -> Tensor:
-    return values.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
-
-
-def _directions(away: Tensor, rank: int) -> Tensor:
-    """The first right singular vectors (features, rank), by way of the smaller of the two squares."""
-    if len(away) > away.shape[1]:
-        vectors: Tensor = torch.linalg.eigh(away.T @ away)[1]
-        return vectors[:, -rank:]
-    values, left = torch.linalg.eigh(away @ away.T)
-    scaled: Tensor = left[:, -rank:] / values[-rank:].clamp_min(1e-12).sqrt()
-    return away.T @ scaled
-
-
-def _spaced(labels: Tensor, classes: int) -> Tensor:
-    """Places of images to keep: equally many of each class, ROWS in all."""
-    each = max(1, ROWS // classes)
-    return torch.cat([(labels == label).nonzero().view(-1)[:each] for label in range(classes)])

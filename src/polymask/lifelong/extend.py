@@ -33,7 +33,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.network import structural_copy
 from polymask.core.parts import BlockLinear, Objective
-from polymask.core.unknown import Observed, Unknown
+from polymask.core.unknown import Unknown
 from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
@@ -45,7 +45,7 @@ from polymask.train.finishing import loader_at
 from polymask.train.fit import Listener, fit
 from polymask.train.predict import NOTE, evaluate, likeness, network, read_likeness, write_likeness
 from polymask.train.recipe import Recipe, get_recipe
-from polymask.train.unknown import observe
+from polymask.train.unknown import Observed, extend_unknown, observe
 
 Way = Literal["head", "norms", "mask"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -113,7 +113,8 @@ def extend(
             kept = None if exemplars is None else observe(base, wider, loader_at(data, exemplars, old.input))
             _put_rows(wider, _new_rows(wider, seen, kept, len(data.classes), seed, old.unknown))
     if old.unknown is not None:
-        wider.unknown = old.unknown.extended(seen, observe(base, wider, loader_at(data, val, old.input)), first)
+        held_out = observe(base, wider, loader_at(data, val, old.input))
+        wider.unknown = extend_unknown(old.unknown, seen, held_out, first)
     return _measured(base, old, wider, data, way, exemplars)
 
 
