@@ -10,7 +10,7 @@ import torch
 
 import polymask as pm
 from nets import batch, logits, tiny_base, trained
-from polymask.core.parts import in_blocks
+from polymask.core.heads import in_blocks
 from polymask.library.cache import MergedCache, Source
 from polymask.pack import format as pack_format
 from polymask.pack.codec import BitArray

@@ -135,6 +135,7 @@ def train_on(
     With it comes its accuracy on val in percent, None where training takes all images.
     """
     start = domain.frozen()
+    recipe = replace(recipe, head_start=None)
     history = fit(base, domain, loaders.train, loaders.val, recipe, seed=seed, listener=listener)
     if loaders.val is None or recipe.selection == "last":
         return domain, history[-1].val_accuracy

@@ -23,9 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
+from polymask.core.heads import head_tensors
 from polymask.core.method import Method
 from polymask.core.network import named_tensors
-from polymask.core.parts import Stored, head_tensors
+from polymask.core.parts import Stored
 from polymask.core.registry import create_method, skeleton
 from polymask.errors import PolymaskError
 

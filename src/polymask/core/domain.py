@@ -15,19 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from polymask.core.base import Base, Momentum
+from polymask.core.heads import head_tensors, stored_head
 from polymask.core.merge import merge
 from polymask.core.method import Method
 from polymask.core.network import put_tensors, structural_copy
-from polymask.core.parts import (
-    MappedLinear,
-    OwnNorm,
-    Part,
-    Route,
-    Stored,
-    Transform,
-    head_tensors,
-    own_norms,
-)
+from polymask.core.parts import OwnNorm, Part, Route, Stored, Transform, own_norms
 from polymask.core.survey import Site
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import ScoredHead, Unknown
@@ -207,8 +199,7 @@ class Domain(nn.Module):
         for place, part in self._stored_parts():
             part.restore(parts[place])
         if self.head is not None:
-            if isinstance(self.head, MappedLinear):
-                self.head = self.head.unmapped()
+            self.head = stored_head(self.head)
             put_tensors(self.head, parts["head"])
         return self.requires_grad_(False).eval()
 
@@ -257,9 +248,9 @@ class Domain(nn.Module):
         other = type(self)(base, method, self.classes, self.sites).to(base.device)
         other.begin(base)
         other.input, other.target = self.input, self.target
-        for mine, its in ((self.norms, other.norms), (self.head, other.head)):
-            if mine is not None and its is not None:
-                its.load_state_dict(mine.state_dict())
+        other.norms.load_state_dict(self.norms.state_dict())
+        if self.head is not None and other.head is not None:
+            other.head.load_state_dict(head_tensors(self.head))
         return other
 
     def begin(self, base: Base) -> None:

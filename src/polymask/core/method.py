@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, get_
 import torch
 from torch import Tensor, nn
 
-from polymask.core.parts import NormPolicy, Objective, Part, Route, Transform, linear_head
+from polymask.core.heads import linear_head
+from polymask.core.parts import NormPolicy, Objective, Part, Route, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 

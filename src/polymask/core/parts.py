@@ -2,17 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from polymask.core.bits import Bits
 from polymask.core.network import put_tensors
 from polymask.core.survey import Norm, Site, learned_type
-from polymask.errors import DomainError
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -223,75 +221,6 @@ class Objectives(Objective):
 
     def forward(self, images: Tensor, features: Tensor) -> Tensor:
         return torch.stack([part(images, features) for part in self.parts]).sum()
-
-
-def linear_head(features: int, classes: int, dtype: torch.dtype, *, device: str | None = None) -> nn.Linear:
-    """A head on features of type `dtype`, to be learned."""
-    wide = learned_type(dtype)
-    kind = nn.Linear if wide == dtype else WideLinear
-    return kind(features, classes, dtype=wide, device=device)
-
-
-def head_tensors(head: nn.Linear) -> dict[str, Tensor]:
-    """What is stored of a head: the weight and the bias of one linear map."""
-    named = {name: p.detach() for name, p in head.named_parameters()}
-    return {"weight": head.folded().detach(), "bias": named["bias"]} if isinstance(head, MappedLinear) else named
-
-
-class WideLinear(nn.Linear):
-    """A linear map in its own, wider type of features in half precision."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
-
-
-class MappedLinear(WideLinear):
-    """A head on features that a matrix maps first, H (P f) + c; P learns from I, and H P is what is stored."""
-
-    def __init__(self, features: int, classes: int, dtype: torch.dtype) -> None:
-        super().__init__(features, classes, dtype=learned_type(dtype))
-        self.feature_dtype = dtype
-        self.map = nn.Parameter(torch.eye(features, dtype=learned_type(dtype)))
-
-    def unmapped(self) -> nn.Linear:
-        """A head for H P, without memory yet."""
-        return linear_head(self.in_features, self.out_features, self.feature_dtype, device="meta")
-
-    def folded(self) -> Tensor:
-        """H P."""
-        if self.weight.is_meta:  # only its shape is wanted, and there is no autocast
-            return self.weight
-        with torch.autocast(self.weight.device.type, enabled=False):
-            return self.weight @ self.map
-
-    def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features.to(self.weight.dtype), self.folded(), self.bias)
-
-
-class BlockLinear(WideLinear):
-    """A linear head whose classes came in blocks: each is computed by itself, so no block changes another's logits."""
-
-    def __init__(self, head: nn.Linear, blocks: tuple[int, ...]) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features, self.blocks = head.in_features, head.out_features, blocks
-        self.held = 0  # blocks, from the first on, whose logits say nothing to what learns
-        self.weight, self.bias = head.weight, head.bias
-
-    def forward(self, features: Tensor) -> Tensor:
-        if len(self.blocks) == 1:
-            return super().forward(features)
-        features = features.to(self.weight.dtype)
-        parts = zip(torch.split(self.weight, [*self.blocks]), torch.split(self.bias, [*self.blocks]), strict=True)
-        logits = [F.linear(features, *part) for part in parts]
-        return torch.cat([part.detach() for part in logits[: self.held]] + logits[self.held :], -1)
-
-
-def in_blocks(head: nn.Linear | None, blocks: Any) -> BlockLinear:
-    """A head whose classes came in these blocks; DomainError where a pack's note on them makes no sense."""
-    whole = isinstance(blocks, list) and all(type(size) is int and size > 0 for size in blocks)
-    if head is None or not whole or sum(blocks) != head.out_features:
-        raise DomainError(f"the note on blocks of classes ({str(blocks)[:60]}) is not one for its head")
-    return BlockLinear(head.unmapped() if isinstance(head, MappedLinear) else head, tuple(blocks))
 
 
 class NormPlaces:

@@ -34,7 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymask.core.parts import BlockLinear, Part
+from polymask.core.heads import BlockLinear
+from polymask.core.parts import Part
 from polymask.errors import DomainError
 
 Rule = Literal["cosine", "softmax", "energy", "mahalanobis", "neighbours"]

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
 from polymask.core.domain import Domain
+from polymask.core.heads import BlockLinear
 from polymask.core.network import structural_copy
-from polymask.core.parts import BlockLinear, Objective
+from polymask.core.parts import Objective
 from polymask.core.unknown import Unknown
 from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData, some
@@ -244,7 +245,8 @@ def _train(
     wider.head.requires_grad_(True)
     wider.norms.requires_grad_(True)
     wider.gathers_statistics = False
-    recipe = replace(recipe, selection="last", patience=None, balance=None, refit=None)  # old classes have no images
+    # Old classes have no images, and a head.
+    recipe = replace(recipe, selection="last", patience=None, balance=None, refit=None, head_start=None)
     augment = train_transform(data, spec, scale=recipe.random_scale)
     (cache,) = cache_splits([images], augment.shrink)
     batches = Loader(cache, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)

@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymask.core.heads import linear_head
 from polymask.core.method import Images, Method
 from polymask.core.network import structural_copy
-from polymask.core.parts import NormPolicy, Objective, Part, linear_head
+from polymask.core.parts import NormPolicy, Objective, Part
 from polymask.core.survey import learned_type
 from polymask.errors import MethodError
 from polymask.methods.shared_weights import SharedWeightsMethod, Snapshot, own_classifier

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from polymask.core.heads import MappedLinear
 from polymask.core.method import Method
-from polymask.core.parts import MappedLinear
 from polymask.methods.parallel_adapter import ParallelAdapter, Start
 
 

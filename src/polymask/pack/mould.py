@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from polymask.core.base import Base
 from polymask.core.bits import WORD, Bits
 from polymask.core.domain import check_classes
+from polymask.core.heads import linear_head
 from polymask.core.merge import BLOCK, plan_buffer
 from polymask.core.network import put_tensors
-from polymask.core.parts import linear_head
 from polymask.core.unknown import ScoredHead
 from polymask.errors import DomainError, PackError
 from polymask.pack.codec import BitArray

@@ -14,8 +14,9 @@ from torch import nn
 from polymask.core.base import Base
 from polymask.core.bits import Bits
 from polymask.core.domain import Domain
+from polymask.core.heads import BlockLinear, in_blocks
 from polymask.core.input import InputSpec
-from polymask.core.parts import BlockLinear, Stored, in_blocks
+from polymask.core.parts import Stored
 from polymask.core.registry import create_method, list_methods, skeleton
 from polymask.core.target import CLASSES, Target, read_target
 from polymask.core.unknown import Unknown, read_judgement, unknown_skeleton

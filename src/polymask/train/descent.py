@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
+from polymask.core.heads import BlockLinear, CentredLinear, LearningHead
 from polymask.core.parts import Objective
 from polymask.errors import TrainingError
 from polymask.train.recipe import Optimiser, Recipe
@@ -30,7 +31,27 @@ from polymask.train.recipe import Optimiser, Recipe
 Pair = tuple[int, int]
 DecayPull = tuple[nn.Parameter, Tensor, float]  # a parameter, what its decay must add, the decay
 FUSING = ("cpu", "cuda", "mps", "xpu")  # devices with fused optimisers
+FIRST = 256  # images whose features tell where a head begins
 FUSED_TYPES = (torch.float32, torch.float64)  # in half precision, torch's SGD on CPUs does nothing
+
+
+@torch.no_grad()
+def begin_head(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Let the head of a new domain begin at 0, on features around the mean of those of some training images.
+
+    A head that a method made in a form of its own stays as it is.
+    """
+    if domain.head is None or isinstance(domain.head, LearningHead | BlockLinear):
+        return
+    total, seen = torch.zeros(domain.head.in_features, dtype=torch.float64), 0
+    with domain.in_mode(training=False):
+        for images, _ in batches:
+            total += domain.features(base, images).double().sum(0).cpu()
+            seen += len(images)
+            if seen >= FIRST:
+                break
+    head = CentredLinear(total / max(seen, 1), domain.head.out_features, base.weight_dtype)
+    domain.head = head.to(base.device)
 
 
 def has_depthwise(net: nn.Module) -> bool:

@@ -27,6 +27,7 @@ from polymask.data.loader import Loader
 from polymask.data.preprocess import augmenting
 from polymask.data.sets import title_of
 from polymask.errors import LostProcess, NotFinite, TrainingError
+from polymask.train.descent import begin_head
 from polymask.train.finishing import refit_head
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
 from polymask.train.predict import all_labels
@@ -116,12 +117,15 @@ def fit(
     val = None if parts["val"] is None else as_batches(parts["val"], domain.input, domain.classes)
     torch.manual_seed(seed)
     domain.target = fitted_target(domain, train, recipe)
+    images = partial(placed_batches, train, base, recipe)
+    if recipe.head_start is not None:
+        with seeded(seed):
+            begin_head(base, domain, images())
     run = Run(domain_identity(domain, recipe, seed) | images_identity(train), checkpoint, resume=resume)
     if run.saved is not None:
         if run.stage:
             domain.become(domain.rebuilt(base, create_method(domain.method.name, **run.saved["options"])))
         domain.load_state_dict(run.saved["domain"])
-    images = partial(placed_batches, train, base, recipe)
     with stop_signals() as stop:
         batches: Batches = train
         make_learner: Callable[..., Learner] = DomainLearner
@@ -202,6 +206,10 @@ def fit_joint(
         domain_identity(domain, recipe, seed) | images_identity(train)
         for domain, train in zip(domains, trains, strict=True)
     ]
+    if recipe.head_start is not None:
+        with seeded(seed):
+            for domain, train in zip(domains, trains, strict=True):
+                begin_head(base, domain, placed_batches(train, base, recipe))
     run = Run({"number of rounds": rounds.rounds, "domains": each}, checkpoint, resume=resume)
     torch.manual_seed(seed)
     with seeded(seed):

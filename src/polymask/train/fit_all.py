@@ -244,7 +244,10 @@ class _Teacher:
             domain.head.load_state_dict(self.base.head.state_dict())
         method.follow(domain, earlier)
         later = 0.0 if method.refines is None else method.refines.share
-        self.histories[name] = self._fit(domain, lesson, self.recipe.stage(0.0, 1 - later), name)
+        recipe = self.recipe.stage(0.0, 1 - later)
+        if name == _OWN:
+            recipe = replace(recipe, head_start=None)
+        self.histories[name] = self._fit(domain, lesson, recipe, name)
         domain.recipe = self._recipe_note()
         domain.metrics = {"history": [asdict(record) for record in self.histories[name]]}
         if pack is not None:

@@ -29,6 +29,7 @@ Selection = Literal["best", "last"]
 Norms = Literal["own", "shared", "affine", "stats", "bias"]
 Balance = Literal["weights", "sampler"]
 _NEWER = (
+    "head_start",
     "balance",
     "patience",
     "first_side",
@@ -124,6 +125,8 @@ class Recipe:
     """Learning rate of the head."""
     head_momentum: float = 0.9
     """Momentum of the head's SGD."""
+    head_start: Literal["centred"] | None = None
+    """How the head begins: at 0, on features around their mean (centred); at random numbers unless given."""
     transform_decay: float = 0.0
     """Weight decay (L2) of adapters and scalars."""
     weight_decay: float = 0.0
@@ -219,15 +222,16 @@ class Recipe:
         """The recipe of a stage that has a share of the epochs, after the share `before`.
 
         Stages add up to `epochs`, as far as each can have at least one. Drops keep their place
-        within the stage, rates are multiplied by `rate`, and only the first stage warms up.
+        within the stage, rates are multiplied by `rate`, and only the first stage warms up and begins the head.
         """
         if share == 1 and rate == 1:
             return self
         begin, end = round(before * self.epochs), round((before + share) * self.epochs)
-        rates = {name: value * rate for name in RATES if (value := getattr(self, name)) is not None}
+        rates: dict[str, Any] = {n: value * rate for n in RATES if (value := getattr(self, n)) is not None}
         drops = tuple(round(drop * share) for drop in self.drops)
-        warmup = 0.0 if before else self.warmup
-        return replace(self, epochs=max(1, end - begin), drops=drops, warmup=warmup, **rates)
+        if before:  # the head has begun
+            rates |= {"warmup": 0.0, "head_start": None}
+        return replace(self, epochs=max(1, end - begin), drops=drops, **rates)
 
     def input(self, base: InputSpec, *, squash: bool | None = None) -> InputSpec:
         """How a domain's images are fed: the base's way, at the recipe's size; `squash` is the domain's own."""

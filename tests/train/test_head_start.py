@@ -1,0 +1,113 @@
+"""Heads that begin at 0, on features around their mean."""
+
+import dataclasses
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import polymask as pm
+from nets import block_base, logits, tiny_base
+from polymask.conversion.refine import train_on
+from polymask.core.heads import CentredLinear
+from polymask.errors import InterruptedTraining
+from polymask.train.descent import FIRST, begin_head
+from polymask.train.fit import Listener, fit
+from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.learn import Loaders
+from short_training import RECIPE, TRAIN, VAL, Fixed, StopAt, fresh, same
+
+LESSONS = {name: Lesson(list("abc"), TRAIN, VAL) for name in ("one", "two")}
+CENTRED = dataclasses.replace(RECIPE, head_start="centred")
+
+
+def test_it_begins_at_zero_around_the_mean_of_the_first_images_features():
+    base, many = tiny_base(), Fixed(FIRST // 8 + 5)
+    domain = fresh(base)
+    begin_head(base, domain, many.batches())
+    first = torch.cat([images for images, _ in many.batches()])[:FIRST]
+    assert torch.allclose(domain.head.middle, base.net(first).mean(0), atol=1e-6)
+    assert not logits(base, domain).any()
+
+
+def test_a_step_of_adam_leaves_alone_what_all_images_share():
+    torch.manual_seed(0)
+    features, labels = 1 + 0.1 * torch.rand(64, 200), torch.arange(64) % 2
+    moved = []
+    for head in (nn.Linear(200, 10), CentredLinear(features.mean(0), 10, torch.float32)):
+        before = head(features).detach()
+        optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
+        nn.functional.cross_entropy(head(features), labels).backward()
+        optimiser.step()
+        moved.append((head(features).detach() - before).mean(0).abs().max())
+    plain, centred = moved
+    assert plain > 0.15  # the rate times the sum of 200 features: 0.2
+    assert centred < 0.01
+
+
+@pytest.mark.parametrize("method", ["affine-full", "finetune", "classifier-only", "tsa", "bitdelta"])
+def test_what_is_stored_is_a_plain_head_that_says_the_same(method, tmp_path):
+    base = block_base()
+    domain = fresh(base, method)
+    said = []
+
+    class Watch(Listener):
+        def epoch(self, record, seconds):
+            said.append(record.val_accuracy)
+
+    fit(base, domain, TRAIN, VAL, CENTRED, listener=Watch())
+    assert type(domain.head) is nn.Linear
+    assert pm.evaluate(base, domain, VAL) in said
+    domain.save(tmp_path / "d.safetensors")
+    loaded = pm.load_domain(tmp_path / "d.safetensors", base)
+    assert torch.equal(logits(base, loaded), logits(base, domain))
+
+
+def test_folding_changes_nothing_but_rounding():
+    torch.manual_seed(0)
+    head, features = CentredLinear(torch.rand(50), 7, torch.float32), torch.rand(20, 50)
+    nn.init.normal_(head.weight)
+    nn.init.normal_(head.bias)
+    assert torch.allclose(nn.functional.linear(features, *head.folded()), head(features), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["affine-full", "bitdelta"])
+@pytest.mark.parametrize("place", [(0, 2), (2, 3)])
+def test_a_stopped_run_resumes_to_the_bit(tmp_path, method, place):
+    base = block_base()
+    whole, checkpoint = fresh(base, method), tmp_path / "c.safetensors"
+    expected = fit(base, whole, TRAIN, VAL, CENTRED)
+    with pytest.raises(InterruptedTraining):
+        fit(base, fresh(base, method), TRAIN, VAL, CENTRED, checkpoint=checkpoint,
+            listener=StopAt(*place, signal.SIGTERM))  # fmt: skip
+    resumed = fresh(base, method)
+    assert fit(base, resumed, TRAIN, VAL, CENTRED, checkpoint=checkpoint, resume=True) == expected
+    assert same(resumed, whole)
+
+
+def test_only_the_first_stage_begins_the_head():
+    assert CENTRED.stage(0.0, 0.5).head_start == "centred"
+    assert CENTRED.stage(0.5, 0.5).head_start is None
+
+
+def test_domains_that_learn_together_begin_so_too():
+    base = block_base()
+    drawn, centred = (fit_all(base, LESSONS, "mtan", recipe).domains["one"].head for recipe in (RECIPE, CENTRED))
+    assert not torch.equal(drawn.weight, centred.weight)
+
+
+def test_a_head_that_knows_something_is_not_begun_anew(monkeypatch):
+    base, begun = block_base(), []
+    monkeypatch.setattr("polymask.train.fit.begin_head", lambda base, domain, batches: begun.append(domain.classes))
+    own = Lesson(list("abcdefghij"), TRAIN, VAL)
+    fit_all(base, LESSONS, "lwf", CENTRED, own=own)
+    assert begun == [list("abc"), list("abc")]
+    domain = fresh(base)
+    train_on(base, domain, Loaders(TRAIN, VAL, None), CENTRED, seed=0)
+    assert len(begun) == 2
+
+
+def test_an_unknown_start_is_refused():
+    with pytest.raises(pm.PolymaskError, match="head_start='random' is not one of centred"):
+        pm.get_recipe("quick", head_start="random")
