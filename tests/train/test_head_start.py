@@ -109,5 +109,5 @@ def test_a_head_that_knows_something_is_not_begun_anew(monkeypatch):
 
 
 def test_an_unknown_start_is_refused():
-    with pytest.raises(pm.PolymaskError, match="head_start='random' is not one of centred"):
+    with pytest.raises(pm.PolymaskError, match="head_start='random' is not one of drawn, centred"):
         pm.get_recipe("quick", head_start="random")

@@ -118,7 +118,7 @@ def fit(
     torch.manual_seed(seed)
     domain.target = fitted_target(domain, train, recipe)
     images = partial(placed_batches, train, base, recipe)
-    if recipe.head_start is not None:
+    if recipe.head_start == "centred":
         with seeded(seed):
             begin_head(base, domain, images())
     run = Run(domain_identity(domain, recipe, seed) | images_identity(train), checkpoint, resume=resume)
@@ -206,7 +206,7 @@ def fit_joint(
         domain_identity(domain, recipe, seed) | images_identity(train)
         for domain, train in zip(domains, trains, strict=True)
     ]
-    if recipe.head_start is not None:
+    if recipe.head_start == "centred":
         with seeded(seed):
             for domain, train in zip(domains, trains, strict=True):
                 begin_head(base, domain, placed_batches(train, base, recipe))

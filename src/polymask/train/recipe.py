@@ -125,8 +125,8 @@ class Recipe:
     """Learning rate of the head."""
     head_momentum: float = 0.9
     """Momentum of the head's SGD."""
-    head_start: Literal["centred"] | None = None
-    """How the head begins: at 0, on features around their mean (centred); at random numbers unless given."""
+    head_start: Literal["drawn", "centred"] | None = None
+    """How the head begins: at random numbers (drawn, as it does unless given), or at 0 on centred features."""
     transform_decay: float = 0.0
     """Weight decay (L2) of adapters and scalars."""
     weight_decay: float = 0.0

@@ -1,0 +1,107 @@
+"""What the first steps do to the features, with a head that begins at random numbers and with one that is centred.
+
+    python benchmarks/head_start.py --domain cars=sketch:DATA/cars --domain flowers=DIR … --side 64 --seeds 0 \\
+        --out results/head-start.json [--methods affine-full,affine-centred,finetune] [--rates 3e-4,1e-3] [--steps 60]
+    python benchmarks/head_start.py --table --out results/head-start.json
+
+Each run trains for some steps by the recipe, whose warm-up is over after an epoch. Written down at some of the steps:
+the loss of that batch, and how far the features of 64 validation images are spread over the images, as a share of what
+it was before training; at 0 the network says the same of every image. A finished run is kept in `--out`.
+"""
+
+from dataclasses import replace
+
+import torch
+from kept import mean, read, recipe_of, training_options, write
+
+import polymask as pm
+from polymask.data.images import DomainData
+from polymask.data.load import load_data
+from polymask.train.descent import begin_head
+from polymask.train.learn import make_loaders
+from polymask.train.learner import DomainLearner, placed_batches
+from polymask.train.recipe import method_by
+
+STARTS = {"drawn": {}, "centred": {"head_start": "centred", "head_rate": 5e-4}}
+WATCHED = 64  # validation images
+GONE = 0.1  # of the spread: the domain is counted as lost
+
+
+def main() -> None:
+    parser = training_options(__doc__, "head_start.work")
+    parser.add_argument("--domain", action="append", default=[], metavar="NAME=SOURCE")
+    parser.add_argument("--methods", default="affine-full,affine-centred,finetune")
+    parser.add_argument("--rates", default="3e-4,1e-3")
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    if options.table:
+        print_table(list(read(options.out).values()))
+        return
+    torch.set_num_threads(1)
+    base = pm.load_base(options.base, weights=options.weights)
+    for seed in map(int, options.seeds.split(",")):
+        for given in options.domain:
+            name, source = given.split("=", 1)
+            data = load_data(source, seed=seed, limit=options.limit)
+            for method in options.methods.split(","):
+                for rate in map(float, options.rates.split(",")):
+                    for start, fields in STARTS.items():
+                        key = f"{name} {method} {rate:g} {start} {seed}"
+                        if key in read(options.out):
+                            continue
+                        recipe = replace(recipe_of(options), rate=rate, weight_rate=rate, **fields)
+                        row = {"domain": name, "method": method, "rate": rate, "start": start, "seed": seed}
+                        row |= {"base": base.name, "recipe": recipe.to_json()}
+                        row |= {"steps": first_steps(base, data, method, recipe, options.steps, seed)}
+                        write(options.out, {key: row})
+                        print(key, row["steps"][-1], flush=True)
+
+
+def first_steps(base: pm.Base, data: DomainData, method: str, recipe: pm.Recipe, steps: int, seed: int) -> list[dict]:
+    """Loss and spread every five steps."""
+    loaders = make_loaders(replace(data, test=None), base.input, recipe, seed=seed)
+    torch.manual_seed(seed)
+    domain = pm.new_domain(base, method_by(recipe, method), data.classes)
+    if recipe.head_start == "centred":
+        begin_head(base, domain, placed_batches(loaders.train, base, recipe))
+    learner = DomainLearner(base, domain, recipe)
+    watched = torch.cat([images for images, _ in loaders.val.batches()][:2])[:WATCHED]
+    before, found, done = spread(base, domain, watched), [], 0
+    while done < steps:
+        learner.begin_epoch()
+        for images, labels in loaders.train.batches(done // len(loaders.train)):
+            loss = learner.step(images, labels, done / len(loaders.train)).loss
+            done += 1
+            if done % 5 == 0:
+                share = spread(base, domain, watched) / before
+                found.append({"step": done, "loss": round(loss, 3), "spread": round(share, 4)})
+            if done == steps:
+                break
+    return found
+
+
+@torch.no_grad()
+def spread(base: pm.Base, domain: pm.Domain, images: torch.Tensor) -> float:
+    """The standard deviation of a feature over images, the mean over features."""
+    with domain.in_mode(training=False):
+        return float(domain.features(base, base.placed(images)).std(0).mean())
+
+
+def print_table(rows: list[dict]) -> None:
+    """A line for each method and rate: the least spread, and the loss of the last steps, by how the head began."""
+    heads = [f"{start}: {what}" for start in STARTS for what in ("least spread", "last loss", "lost")]
+    print(f"| method | rate | {' | '.join(heads)} |")
+    print("|---" * (len(heads) + 2) + "|")
+    for method, rate in dict.fromkeys((row["method"], row["rate"]) for row in rows):
+        cells = []
+        for start in STARTS:
+            mine = [r["steps"] for r in rows if (r["method"], r["rate"], r["start"]) == (method, rate, start)]
+            least = [min(step["spread"] for step in steps) for steps in mine]
+            lost = sum(steps[-1]["spread"] < GONE for steps in mine)
+            losses = (step["loss"] for steps in mine for step in steps[-3:])
+            cells += [mean(least, 2), mean(losses, 2), f"{lost} of {len(mine)}"]
+        print(f"| {method} | {rate:g} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
