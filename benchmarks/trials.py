@@ -40,6 +40,10 @@ TRIALS = {
     "tuned-signs:rate=3e-4:later=1.0:tuning=0.667": "the same with two thirds, and the mask at the whole rate",
     "affine-centred:rate=1e-3": "the mask around its middle, scalars in units of the layer",
     "affine-centred:rate=3e-3": "the same, three times the rate",
+    "affine-full:rate=1e-3:head_start=centred:head_rate=5e-4": "a head that begins at 0 on centred features",
+    "affine-centred:rate=1e-3:head_start=centred:head_rate=5e-4": "the same, around the mask's middle",
+    "affine-centred:rate=3e-3:head_start=centred:head_rate=5e-4": "the same, three times the rate",
+    "finetune:rate=3e-4:head_start=centred:head_rate=5e-4": "fine-tuning with such a head",
 }
 
 
