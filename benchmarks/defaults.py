@@ -5,8 +5,8 @@
 
 Each method learns each domain once, by `quick` on EfficientNet-Lite0. What comes after training is then measured on
 that one domain in four ways: as it is; with the head fitted again (`--refit auto`); at the best size (`--test-side
-auto`);
-and both. Val decides within each way, and between the ways; test, of at most 1,000 images, is what comes of it and
+auto`); and both. The last two methods have a head that begins at 0 on centred features. Val decides within each way,
+between the ways, and between both beginnings of the head; test, of at most 1,000 images, is what comes of it and
 decides nothing. Fine-tuning, at the rate that its searches chose, is treated the same.
 """
 
@@ -34,7 +34,11 @@ DOMAINS = {
     "gtsrb": "decathlon:{data}/decathlon-mini/gtsrb",
     "letters": "letters",
 }
-METHODS = ("affine-full", "affine-centred:rate=5e-4", "affine-centred:rate=1e-3", "finetune:rate=3e-4")
+START = ":head_start=centred:head_rate=5e-4"  # as `standard` has it
+METHODS = (
+    *("affine-full", "affine-centred:rate=5e-4", "affine-centred:rate=1e-3", "finetune:rate=3e-4"),
+    *("affine-full" + START, "finetune:rate=3e-4" + START),
+)
 WAYS = {"as it is": (False, False), "size": (False, True), "refit": (True, False), "both": (True, True)}  # in turn
 TESTED = 1000
 RECIPE = pm.get_recipe("quick", precision=32)
@@ -100,25 +104,35 @@ def one_run(base: pm.Base, data: DomainData, method: str, seed: int) -> dict[str
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A row for each method and way: val, and test, by domain and in the mean."""
+    """The four ways with a head that begins at random numbers; then both beginnings, with the head fitted again."""
+    drawn = [row for row in rows if START not in row["method"]]
+    pairs = [row for row in rows if any(other["method"] == row["method"].split(START)[0] + START for other in rows)]
     domains = list(dict.fromkeys(row["domain"] for row in rows))
-    heads = ["method", "after training", *domains, "mean", "seeds"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for method in dict.fromkeys(row["method"] for row in rows):
+    methods = {row["method"] for row in drawn}
+    shared = [d for d in domains if all(any((r["method"], r["domain"]) == (m, d) for r in drawn) for m in methods)]
+    ways = lines("after training", drawn, shared, {way: way for way in WAYS})
+    heads = lines("head begins", pairs, domains, {"refit": None})
+    return f"{ways}\n\n{heads}"
+
+
+def lines(heading: str, rows: list[dict[str, Any]], domains: list[str], ways: dict[str, str | None]) -> str:
+    """A row for each method and way: val, and test, by domain and in the mean where all are there."""
+    heads = ["method", heading, *domains, "mean", "seeds"]
+    found = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for method in sorted({row["method"] for row in rows}, key=lambda text: (text.split(START)[0], START in text)):
         mine = [row for row in rows if row["method"] == method]
-        for way in WAYS:
+        for way, said in ways.items():
             each = [
-                [mean(row[way][part] for row in mine if row["domain"] == d) for part in ("val", "test")]
-                for d in domains
-                if any(row["domain"] == d for row in mine)
+                [mean(values) for values in zip(*((r[way]["val"], r[way]["test"]) for r in here), strict=True)]
+                for here in ([row for row in mine if row["domain"] == domain] for domain in domains)
             ]
-            cells = [f"{val:.1f} / {test:.1f}" for val, test in each]
-            cells += ["–"] * (len(domains) - len(each))
-            whole = [mean(pair[place] for pair in each) for place in (0, 1)]
-            total = f"**{whole[0]:.1f} / {whole[1]:.1f}**" if len(each) == len(domains) else "–"
-            seeds = len({row["seed"] for row in mine})
-            lines.append(f"| `{method}` | {way} | " + " | ".join(cells) + f" | {total} | {seeds} |")
-    return "\n".join(lines)
+            cells = [f"{pair[0]:.1f} / {pair[1]:.1f}" if pair else "–" for pair in each]
+            whole = [mean(pair[place] for pair in each) for place in (0, 1)] if all(each) else []
+            total = f"**{whole[0]:.1f} / {whole[1]:.1f}**" if whole else "–"
+            name, seeds = method.split(START)[0], len({row["seed"] for row in mine})
+            said = said or ("centred" if START in method else "drawn")
+            found.append(f"| `{name}` | {said} | " + " | ".join(cells) + f" | {total} | {seeds} |")
+    return "\n".join(found)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from polymask.train.recipe import method_by
 
 STARTS = {"drawn": {}, "centred": {"head_start": "centred", "head_rate": 5e-4}}
 WATCHED = 64  # validation images
-GONE = 0.1  # of the spread: the domain is counted as lost
 
 
 def main() -> None:
@@ -88,19 +87,18 @@ def spread(base: pm.Base, domain: pm.Domain, images: torch.Tensor) -> float:
 
 
 def print_table(rows: list[dict]) -> None:
-    """A line for each method and rate: the least spread, and the loss of the last steps, by how the head began."""
-    heads = [f"{start}: {what}" for start in STARTS for what in ("least spread", "last loss", "lost")]
-    print(f"| method | rate | {' | '.join(heads)} |")
-    print("|---" * (len(heads) + 2) + "|")
-    for method, rate in dict.fromkeys((row["method"], row["rate"]) for row in rows):
+    """A line for each domain, method and rate: spread at the least and at last, and the last loss, by start."""
+    heads = [f"{start}: {what}" for start in STARTS for what in ("least spread", "last", "last loss")]
+    print(f"| domain | method | rate | {' | '.join(heads)} |")
+    print("|---" * (len(heads) + 3) + "|")
+    for place in dict.fromkeys((row["domain"], row["method"], row["rate"]) for row in rows):
         cells = []
         for start in STARTS:
-            mine = [r["steps"] for r in rows if (r["method"], r["rate"], r["start"]) == (method, rate, start)]
-            least = [min(step["spread"] for step in steps) for steps in mine]
-            lost = sum(steps[-1]["spread"] < GONE for steps in mine)
-            losses = (step["loss"] for steps in mine for step in steps[-3:])
-            cells += [mean(least, 2), mean(losses, 2), f"{lost} of {len(mine)}"]
-        print(f"| {method} | {rate:g} | {' | '.join(cells)} |")
+            mine = [r["steps"] for r in rows if (r["domain"], r["method"], r["rate"], r["start"]) == (*place, start)]
+            cells.append(mean((min(step["spread"] for step in steps) for steps in mine), 2))
+            cells.append(mean((steps[-1]["spread"] for steps in mine), 2))
+            cells.append(mean((step["loss"] for steps in mine for step in steps[-3:]), 2))
+        print(f"| {place[0]} | {place[1]} | {place[2]:g} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
