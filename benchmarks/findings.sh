@@ -75,7 +75,7 @@ ablation-flowers)
 ablation-gtsrb)
     polymask benchmark decathlon --data "$data/decathlon-mini" --recipe quick --weight-rate 1e-4 --base efficientnet-lite0 \
         --epochs 6 --batch-size 16 --limit 1000 --side 64 --domains gtsrb --methods "$rows" --seeds 0,1 \
-        --tune rate=1e-4,3e-4,1e-3 --out results/ablation-gtsrb "$@"
+        --tune rate=3e-4,1e-3 --out results/ablation-gtsrb "$@"
     ;;
 *)
     echo "unknown run: $run" >&2
