@@ -47,6 +47,12 @@ decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
     --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe quick --weight-rate 1e-4
     --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
 
+# HEAD=centred: with heads as the recipe `standard` begins them, into folders of their own.
+start=() suffix=
+if [ "${HEAD:-drawn}" = centred ]; then
+    start=(--head-start centred --head-rate 5e-4) suffix=-centred
+fi
+
 # groups OPTIONS…: the six groups of methods, or those that the variable ONLY names.
 groups() {
     for group in ${ONLY:-main ours rest bits shared today}; do
@@ -59,12 +65,12 @@ groups() {
 
 case $run in
 sketch)
-    common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down --out results/sketch-mini-64)
+    common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down "${start[@]}" --out "results/sketch-mini-64$suffix")
     tuned_on=flowers,stanford-cars
     groups "$@"
     ;;
 decathlon)
-    common=("${decathlon[@]}" --orders down --out results/decathlon-mini-32)
+    common=("${decathlon[@]}" --orders down "${start[@]}" --out "results/decathlon-mini-32$suffix")
     tuned_on=gtsrb,vgg-flowers
     groups "$@"
     ;;
