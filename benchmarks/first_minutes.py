@@ -15,9 +15,9 @@ measured; test images are measured after that, and never looked at before:
 
 The loops get what polymask gives itself: images decoded once, the same random crops, the layout of images and the type
 of numbers that are fastest, sizes and epochs by the same rules from their own timed steps, images that grow, and the
-size at test chosen on val. They do not get what a plain loop has not: a head that is fitted again, and the regression
-as a rival on val. Their rates are what the searches of docs/findings.md chose. Needs timm, peft and scikit-learn.
-Nothing else may run meanwhile.
+size at test chosen on val. They do not get what a plain loop has not: a head that begins centred and is fitted again,
+and the regression as a rival on val. Their rates are what the searches of docs/findings.md chose. Needs timm, peft
+and scikit-learn. Nothing else may run meanwhile.
 """
 
 import argparse

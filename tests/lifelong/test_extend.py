@@ -58,6 +58,15 @@ def logits(base, domain, count=7):
         return domain.merged(base)(images)
 
 
+@pytest.mark.parametrize("way", ["norms", "mask"])
+def test_the_head_that_is_there_is_not_begun_anew(base, old, way, monkeypatch):
+    begun = []
+    monkeypatch.setattr("polymask.train.fit.begin_head", lambda *parts: begun.append(parts))
+    recipe = pm.get_recipe(QUICK, head_start="centred")
+    pm.extend(base, old, data(["d", "e"], seed=5), way=way, recipe=recipe)
+    assert not begun
+
+
 @pytest.mark.parametrize("count", [1, 7, 64])
 def test_the_head_alone_leaves_old_logits_as_they_were_to_the_bit(base, old, tmp_path, count):
     found = pm.extend(base, old, data(["d", "e"], seed=5)).domain

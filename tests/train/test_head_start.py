@@ -48,17 +48,17 @@ def test_a_step_of_adam_leaves_alone_what_all_images_share():
 
 @pytest.mark.parametrize("method", ["affine-full", "finetune", "classifier-only", "tsa", "bitdelta"])
 def test_what_is_stored_is_a_plain_head_that_says_the_same(method, tmp_path):
-    base = block_base()
+    base, said = block_base(), []
     domain = fresh(base, method)
-    said = []
 
     class Watch(Listener):
         def epoch(self, record, seconds):
-            said.append(record.val_accuracy)
+            with domain.in_mode(training=False):
+                said.append(logits(base, domain))
 
-    fit(base, domain, TRAIN, VAL, CENTRED, listener=Watch())
+    fit(base, domain, TRAIN, VAL, dataclasses.replace(CENTRED, selection="last"), listener=Watch())
     assert type(domain.head) is nn.Linear
-    assert pm.evaluate(base, domain, VAL) in said
+    assert torch.allclose(logits(base, domain), said[-1], atol=1e-4)
     domain.save(tmp_path / "d.safetensors")
     loaded = pm.load_domain(tmp_path / "d.safetensors", base)
     assert torch.equal(logits(base, loaded), logits(base, domain))

@@ -1,5 +1,6 @@
 """Heads: one linear map from features to logits, in the forms that it learns by, and in the one that is stored."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -39,16 +40,16 @@ class WideLinear(nn.Linear):
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
-class LearningHead(WideLinear):
+class LearningHead(WideLinear, ABC):
     """A head that learns by other numbers than those it is stored by: the weight and the bias of one linear map."""
 
     def __init__(self, features: int, classes: int, dtype: torch.dtype) -> None:
         super().__init__(features, classes, dtype=learned_type(dtype))
         self.feature_dtype = dtype
 
+    @abstractmethod
     def folded(self) -> tuple[Tensor, Tensor]:
         """The weight and the bias of what it computes."""
-        raise NotImplementedError
 
 
 class MappedLinear(LearningHead):

@@ -1,4 +1,4 @@
-"""Down the gradient: what learns by which optimiser, at which rate and decay; and a quicker gradient.
+"""Down the gradient: where a head begins, what learns by which optimiser, rate and decay; and a quicker gradient.
 
 The quicker gradient is that of depthwise convolutions on small maps. On a CPU, torch has no kernel
 for it where the output is smaller than the kernel, 5 × 5 taps over 4 × 4 places, say: it multiplies
