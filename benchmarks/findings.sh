@@ -41,21 +41,25 @@ for method in vera ssf bitfit; do
     tune+=("$method:rate=3e-3,1e-2")
 done
 
-sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe quick --weight-rate 1e-4
-    --epochs 5 --limit 2048 --side 64)
-decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
-    --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe quick --weight-rate 1e-4
-    --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
-
-# HEAD=centred: with heads as the recipe `standard` begins them, into folders of their own.
-start=() suffix=
-if [ "${HEAD:-drawn}" = centred ]; then
-    start=(--head-start centred --head-rate 5e-4) suffix=-centred
+# RECIPE=standard: with the recipe that `learn` has by default (heads begin centred and are fitted again), into folders of
+# their own. Three rates a method, around those that the searches with `quick` chose on the two benchmarks.
+recipe=${RECIPE:-quick} suffix= groups="main ours rest bits shared today"
+everyday=finetune,affine-full,affine-centred
+small=affine-simple,piggyback-bn,lora-conv
+if [ "$recipe" = standard ]; then
+    suffix=-standard groups="everyday small"
+    tune=(--tune rate=1e-4,3e-4,1e-3 affine-centred:rate=3e-4,1e-3,3e-3 lora-conv:rate=1e-3,3e-3,1e-2)
 fi
 
-# groups OPTIONS…: the six groups of methods, or those that the variable ONLY names.
-groups() {
-    for group in ${ONLY:-main ours rest bits shared today}; do
+sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe "$recipe" --weight-rate 1e-4
+    --epochs 5 --limit 2048 --side 64)
+decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
+    --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe "$recipe" --weight-rate 1e-4
+    --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
+
+# run_groups OPTIONS…: all groups of methods, or those that the variable ONLY names.
+run_groups() {
+    for group in ${ONLY:-$groups}; do
         methods=$group tuned=$tuned_on seeds=0,1,2
         case $group in rest | bits) seeds=0 ;; esac
         case $group in rest | bits | today) tuned=${tuned_on%%,*} ;; esac
@@ -65,14 +69,14 @@ groups() {
 
 case $run in
 sketch)
-    common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down "${start[@]}" --out "results/sketch-mini-64$suffix")
+    common=("${sketch[@]}" --classes cubs=100,stanford-cars=100 --orders down --out "results/sketch-mini-64$suffix")
     tuned_on=flowers,stanford-cars
-    groups "$@"
+    run_groups "$@"
     ;;
 decathlon)
-    common=("${decathlon[@]}" --orders down "${start[@]}" --out "results/decathlon-mini-32$suffix")
+    common=("${decathlon[@]}" --orders down --out "results/decathlon-mini-32$suffix")
     tuned_on=gtsrb,vgg-flowers
-    groups "$@"
+    run_groups "$@"
     ;;
 ablation-flowers)
     polymask benchmark "${sketch[@]}" --domains flowers --methods "$rows" --seeds 0,1 \
