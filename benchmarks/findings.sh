@@ -41,8 +41,9 @@ for method in vera ssf bitfit; do
     tune+=("$method:rate=3e-3,1e-2")
 done
 
-# RECIPE=standard: with the recipe that `learn` has by default (heads begin centred and are fitted again), into folders of
-# their own. Three rates a method, around those that the searches with `quick` chose on the two benchmarks.
+# RECIPE=standard: with the recipe that `learn` has by default, into folders of their own. Heads begin centred; they are
+# not fitted again, since no val is held out in the runs. Three rates a method, around those that the searches with
+# `quick` chose on the two benchmarks.
 recipe=${RECIPE:-quick} suffix= groups="main ours rest bits shared today"
 everyday=finetune,affine-full,affine-centred
 small=affine-simple,piggyback-bn,lora-conv
