@@ -92,14 +92,31 @@ def test_learning_keeps_16_bits_unless_32_are_asked_for(base, precision, tmp_pat
     assert sum(size for name, size in sizes.items() if name.startswith("head/")) == numbers * kept // 8
 
 
-def test_val_decides_whether_numbers_are_rounded(base, monkeypatch):
+def test_numbers_stay_exact_where_rounding_them_costs_accuracy_and_loss(base, monkeypatch):
+    def coarse(domain: pm.Domain) -> dict:
+        return {n: -100 * t if n.startswith("head/") else t for n, t in domain.stored().items()}
+
     said = iter([80.0, 60.0])  # as it is; rounded
     monkeypatch.setattr(finishing, "evaluate", lambda *_: next(said))
+    monkeypatch.setattr(finishing, "in_halves", coarse)
     domain = trained(base).frozen()
     before = logits(base, domain)
     assert finishing.round_numbers(base, domain, VAL, None, None) == (False, 80.0)
     assert torch.equal(logits(base, domain), before)
+
+
+def test_images_on_the_border_between_classes_do_not_keep_numbers_exact(base, monkeypatch):
+    said = iter([80.0, 60.0])
+    monkeypatch.setattr(finishing, "evaluate", lambda *_: next(said))
+    domain = trained(base).frozen()
+    assert finishing.round_numbers(base, domain, VAL, None, None) == (True, 60.0)
+    assert all(map(fits, by_part(domain)["norm"]))
+
+
+def test_numbers_are_rounded_where_val_says_nothing_else(base, monkeypatch):
     said = iter([80.0, 80.0])
+    monkeypatch.setattr(finishing, "evaluate", lambda *_: next(said))
+    domain = trained(base).frozen()
     assert finishing.round_numbers(base, domain, VAL, None, None) == (True, 80.0)
     assert all(map(fits, by_part(domain)["norm"]))
 

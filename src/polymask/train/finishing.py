@@ -15,6 +15,7 @@ images: it is measured on val, for the domain as it is, and kept in the domain's
 **16 bits.** Norms, scalars and head are rounded to numbers that 16 bits hold, unless val says that this costs anything.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,7 +37,7 @@ from polymask.data.preprocess import Preprocess, eval_transform
 from polymask.data.split import Split
 from polymask.errors import DataError, TrainingError
 from polymask.train.learner import EpochRecord
-from polymask.train.predict import all_labels, evaluate, feature_network
+from polymask.train.predict import all_labels, evaluate, feature_network, network
 from polymask.train.recipe import LARGEST_SIDE, Recipe
 from polymask.train.state import copied
 
@@ -49,6 +50,7 @@ WORK = 10**12  # images × features × classes × steps
 MANY = 10**5  # images whose features are not gathered unasked
 TRIED = (1.0, 7 / 6, 4 / 3, 5 / 3)  # times the side in training
 STEP = 8  # pixels: sides are multiples
+LOSS_MAY_GROW = 1.01  # where rounding to 16 bits costs more than an image of val
 
 
 def choose_test_input(
@@ -227,7 +229,9 @@ def round_numbers(
     """Round norms, scalars and head to 16 bits, unless val says that this costs anything.
 
     `before` is what val says of the domain as it is, where that is known. A tenth of a percent may be lost, or one
-    image. Gives whether they are rounded, and what val says of the domain now.
+    image. With few images more of them may lie on the border between two classes, where any rounding decides: classes
+    may lose more as long as their loss grows by less than a hundredth. Gives whether numbers are rounded, and what val
+    says of the domain now.
     """
     exact = copied(domain.stored())
     if val is None:
@@ -239,7 +243,22 @@ def round_numbers(
     after = measure(base, domain, batches)
     lost = after - before if domain.target.lower_is_better else before - after
     allowed = max(0.1, 100 / len(all_labels(batches))) if domain.target.kind == "classes" else 1e-3 * abs(before)
-    if lost > allowed:
-        domain.restore(exact)
+    if lost <= allowed:
+        return True, after
+    rounded = copied(domain.stored())
+    loss = _mean_loss(base, domain, batches) if domain.target.kind == "classes" and ranks is None else math.inf
+    domain.restore(exact)
+    if loss > LOSS_MAY_GROW * _mean_loss(base, domain, batches):
         return False, before
+    domain.restore(rounded)
     return True, after
+
+
+@torch.no_grad()
+def _mean_loss(base: Base, domain: Domain, batches: Batches) -> float:
+    """The mean of the target's loss over images."""
+    net, total, images = network(base, domain), 0.0, 0
+    for some, labels in batches.batches():
+        total += len(labels) * float(domain.target.loss(net(base.placed(some)).float(), labels.to(base.device)))
+        images += len(labels)
+    return total / images
