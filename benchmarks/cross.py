@@ -1,21 +1,22 @@
 """Do masks of earlier domains help? Few and many images a class, two orders, beside methods of the same size.
 
     python benchmarks/cross.py --domain flowers=DIR --domain cubs=DIR … --base B --out results/cross.json \\
-        [--images 5,20,all] [--seeds 0,1,2] [--recipe quick] [--epochs N] [--side N] [--limit N] [--sources 3]
-        [--options per=channel,scalar_rate=1e-3] [--work WORK]
+        [--methods affine-mix:rate=3e-3,bn-only:rate=3e-3,…] [--targets dtd,gtsrb] [--images 5,20,all] [--seeds 0,1,2]
+        [--recipe standard] [--epochs N] [--least-steps N] [--side N] [--limit N] [--sources 3] [--work WORK]
     python benchmarks/cross.py --table --out results/cross.json
     python benchmarks/cross.py --picture docs/assets/cross.svg --out results/cross.json
 
 Sources are affine-full domains, learned from all images, of the domains that come before in the order (as given, and
 reversed); `--sources N` keeps the N whose images look most alike. A target is learned with so many images a class by
-affine-mix, affine-cross, affine-full, bn-only and classifier-only, all with the same images and recipe. `--options` go
-to the two cross methods (options of the method, or fields of the recipe). `use` says how much each source moves the
-weights of each layer: the mean of |a_s M_s + b_s W∘M_s| over the mean of |W|. A finished run is kept in `--out`, its
-sources in `--work`; both are skipped when it is started again.
+every method, all with the same images and recipe; a method's text may have options and fields of the recipe, such as
+the rate that suits it. Few images are gone through more often: with `--least-steps` as often as gives so many steps.
+`val` is of the target's validation images, by which rates and options are to be chosen. `use` says how much each source
+moves the weights of each layer: the mean of |a_s M_s + b_s W∘M_s| over the mean of |W|. A finished run is kept in
+`--out`, its sources in `--work`; both are skipped when it is started again.
 """
 
-import json
-from dataclasses import fields, replace
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,21 @@ from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.split import SubsetSplit
 from polymask.lifelong.cross import nearest_sources
-from polymask.train.recipe import Recipe
+from polymask.train.recipe import read_method
 
 CROSS = ("affine-mix", "affine-cross")
-PLAIN = ("affine-full", "bn-only", "classifier-only")
+METHODS = "affine-mix,affine-cross,affine-full,bn-only,classifier-only"
 ALL = "all"
 
 
 def main() -> None:
     parser = training_options(__doc__, "cross.work")
     parser.add_argument("--domain", action="append", default=[], metavar="NAME=SOURCE")
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--targets", help="only these")
     parser.add_argument("--images", default="5,20,all", help="of each class")
+    parser.add_argument("--least-steps", type=int, default=0, help="of a training with few images")
     parser.add_argument("--sources", type=int, default=16, help="at most, the likest first")
-    parser.add_argument("--options", default="", help="of the cross methods: NAME=VALUE,…")
     parser.add_argument("--picture", type=Path, help="draw which domain used which, by layer")
     options = parser.parse_args()
     if options.picture is not None:
@@ -52,40 +55,41 @@ def main() -> None:
     base = pm.load_base(options.base, weights=options.weights)
     sources = dict(given.split("=", 1) for given in options.domain)
     recipe = recipe_of(options)
-    own = dict(pair.split("=", 1) for pair in options.options.split(",") if pair)
     for seed in map(int, options.seeds.split(",")):
         data = {name: load_data(source, seed=seed, limit=options.limit) for name, source in sources.items()}
         library = options.work / f"sources-{seed}"
         for title, order in (("forward", list(data)), ("backward", list(data)[::-1])):
             for place, target in enumerate(order[1:], 1):
+                if options.targets is not None and target not in options.targets.split(","):
+                    continue
                 before = {name: source_pack(base, data[name], name, recipe, seed, library) for name in order[:place]}
                 for count in options.images.split(","):
                     few = data[target] if count == ALL else some_of_each(data[target], int(count), seed)
-                    run_all(base, few, (title, target, count, seed), before, recipe, own, options)
+                    epochs = ceil(options.least_steps / ceil(len(few.train) / recipe.batch_size))
+                    how = replace(recipe, epochs=max(recipe.epochs, epochs))
+                    run_all(base, few, (title, target, count, seed), before, how, options)
 
 
-def run_all(base, data, key, before, recipe, own, options) -> None:
+def run_all(base, data, key, before, recipe, options) -> None:
     """One target with so many images, by every method."""
     title, target, count, seed = key
-    for method in (*CROSS, *PLAIN):
+    for text in options.methods.split(","):
+        method = read_method(text)
         # What draws on nothing does not depend on the order.
-        name = " ".join(map(str, ([title] if method in CROSS else []) + [target, count, method, seed]))
-        if method in CROSS and own:
-            name += " " + ",".join(f"{n}={v}" for n, v in own.items())
+        draws = method.name in CROSS
+        name = " ".join(map(str, ([title] if draws else []) + [target, count, text, seed]))
         if name in read(options.out):
             continue
-        how, used, chosen = recipe, {}, None
-        if method in CROSS:
-            chosen = nearest_sources(before, base, data, options.sources)
-            how, used = with_options(recipe, own)
-        learned = pm.learn(base, data, method, how, seed=seed, progress=False, sources=chosen, **used)
-        row = {"order": title if chosen else None, "target": target, "images": count, "method": method, "seed": seed}
-        row |= {"base": base.name, "recipe": how.to_json(), "options": own if chosen else {}}
-        row |= {"test_accuracy": learned.test_accuracy, "sources": list(chosen or {})}
+        chosen = nearest_sources(before, base, data, options.sources) if draws else None
+        how = method.recipe(recipe)
+        learned = pm.learn(base, data, method.method(recipe), how, seed=seed, progress=False, sources=chosen)
+        row = {"order": title if draws else None, "target": target, "images": count, "method": text, "seed": seed}
+        row |= {"base": base.name, "recipe": how.to_json(), "sources": list(chosen or {})}
+        row |= {"val": learned.domain.metrics["val_accuracy"], "test_accuracy": learned.test_accuracy}
         row |= {"bits_per_weight": learned.domain.metrics["bits_per_weight"]}
         row["use"] = {s: use_of(base, learned.domain, place) for place, s in enumerate(chosen or {})}
         write(options.out, {name: row})
-        print(f"{learned.test_accuracy:6.2f}  {name}", flush=True)
+        print(f"{row['val']:6.2f} {learned.test_accuracy:6.2f}  {name}", flush=True)
 
 
 def source_pack(base, data: DomainData, name: str, recipe, seed: int, library: Path) -> Path:
@@ -93,21 +97,6 @@ def source_pack(base, data: DomainData, name: str, recipe, seed: int, library: P
     if not path.exists():
         pm.learn(base, data, "affine-full", recipe, seed=seed, progress=False).domain.save(path)
     return path
-
-
-def with_options(recipe: Recipe, own: dict[str, str]) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe with those options that are its fields, and the others."""
-    known = {field.name for field in fields(Recipe)}
-    values = {name: number(text) for name, text in own.items()}
-    mine = {name: value for name, value in values.items() if name in known}
-    return replace(recipe, **mine), {name: value for name, value in values.items() if name not in known}
-
-
-def number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def some_of_each(data: DomainData, count: int, seed: int) -> DomainData:
@@ -124,23 +113,26 @@ def use_of(base: pm.Base, domain: pm.Domain, place: int) -> dict[str, float]:
     found = {}
     for name, transform in domain.named_transforms():
         W = base.tensor(name).view(transform.view_shape)
-        mask = transform._masks()[place]
-        moved = (transform.a[place] + transform.b[place] * W) * mask
+        a, b = (transform.scalars()[f"{part}{place}"].view(transform.scalar_shape) for part in ("a", "b"))
+        moved = (a + b * W) * transform._masks()[place]
         found[name] = float(moved.abs().mean() / W.abs().mean().clamp_min(1e-12))
     return found
 
 
 def print_table(rows: dict[str, Any]) -> None:
-    """A line for each method: mean test accuracy over targets, orders and seeds, by images a class."""
+    """A line for each method: val and test, mean over targets, orders and seeds, by images a class."""
     runs = list(rows.values())
     counts = list(dict.fromkeys(row["images"] for row in runs))
-    print(f"| method | options | {' | '.join(f'{count} images a class' for count in counts)} | bits per weight |")
-    print("|---" * (len(counts) + 3) + "|")
-    for method, own in dict.fromkeys((row["method"], json.dumps(row["options"])) for row in runs):
-        mine = [row for row in runs if (row["method"], json.dumps(row["options"])) == (method, own)]
-        cells = [mean(row["test_accuracy"] for row in mine if row["images"] == count) for count in counts]
+    print(f"| method | {' | '.join(f'{count} images a class: val / test' for count in counts)} | bits per weight |")
+    print("|---" * (len(counts) + 2) + "|")
+    for method in dict.fromkeys(row["method"] for row in runs):
+        mine = [row for row in runs if row["method"] == method]
+        pairs = [
+            [mean(row[what] for row in mine if row["images"] == count) for what in ("val", "test_accuracy")]
+            for count in counts
+        ]
         bits = mean((row["bits_per_weight"] for row in mine), 3)
-        print(f"| {method} | {own if own != '{}' else '–'} | {' | '.join(cells)} | {bits} |")
+        print(f"| `{method}` | {' | '.join(' / '.join(pair) for pair in pairs)} | {bits} |")
     print("\n| target | source | mean use |\n|---|---|---|")
     pairs = dict.fromkeys((row["target"], source) for row in runs for source in row["use"])
     for target, source in pairs:
@@ -154,7 +146,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(10, 6), layout="constrained")
     for axes, method in zip(figure.subplots(len(CROSS), 1), CROSS, strict=True):
-        mine = [row for row in rows.values() if row["method"] == method]
+        mine = [row for row in rows.values() if row["method"].split(":")[0] == method]
         pairs = list(dict.fromkeys((row["target"], source) for row in mine for source in row["use"]))
         uses = [[list(r["use"][s].values()) for r in mine if r["target"] == t and s in r["use"]] for t, s in pairs]
         if not pairs:

@@ -20,6 +20,7 @@ from serving import BASE, BYTES, LOCAL, make_app, picture, text
 
 RECIPE = pm.get_recipe("quick", epochs=1, batch_size=8, side=16)
 METHODS = ("affine-cross", "affine-mix")
+FORMS = {"plain": {}, "centred": {"form": "centred", "k0": "learned"}}
 
 
 def images(names=("a", "b"), seed=0, shade=None):
@@ -56,11 +57,12 @@ def load(library, name):
     return pm.load_domain(library / f"{name}.safetensors", BASE)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("per", ["layer", "channel"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_weights_are_those_of_the_formula(method, per):
+def test_the_weights_are_those_of_the_formula(method, per, form):
     sources = {f"s{i}": trained(BASE, seed=i).frozen() for i in range(2)}
-    made = pm.create_method(method, per=per).drawing_on(sources)
+    made = pm.create_method(method, per=per, **FORMS[form]).drawing_on(sources)
     domain = pm.new_domain(BASE, made, ["a", "b"])
     made.draw_on(domain, list(sources.values()))
     with torch.no_grad():
@@ -81,13 +83,17 @@ def test_the_weights_are_those_of_the_formula(method, per):
         for place, source in enumerate(sources.values()):
             M = dict(source.named_transforms())[name].mask().view(transform.view_shape).to(W)
             wanted = wanted + k[f"a{place}"] * M + k[f"b{place}"] * W * M
-        torch.testing.assert_close(transform.weight(BASE.tensor(name)), wanted.view(transform.shape))
+        learned = transform.weight(BASE.tensor(name))
+        torch.testing.assert_close(learned, wanted.view(transform.shape), atol=1e-5, rtol=1e-4)
+        transform.restore(transform.stored())
+        assert torch.equal(transform.weight(BASE.tensor(name)), learned)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fresh_domain_is_the_base_and_learns_by_its_sources(method):
+def test_a_fresh_domain_is_the_base_and_learns_by_its_sources(method, form):
     source = trained(BASE, seed=1).frozen()
-    made = pm.create_method(method).drawing_on({"source": source})
+    made = pm.create_method(method, **FORMS[form]).drawing_on({"source": source})
     domain = pm.new_domain(BASE, made, ["a", "b"])
     made.draw_on(domain, [source])
     domain.train(False)
@@ -95,6 +101,27 @@ def test_a_fresh_domain_is_the_base_and_learns_by_its_sources(method):
         assert torch.equal(transform.weight(BASE.tensor(name)), BASE.tensor(name))
     domain(BASE, torch.randn(4, 3, 16, 16)).sum().backward()
     assert all(t.a.grad is not None and t.b.grad is not None for _, t in domain.named_transforms())
+
+
+def test_a_step_of_a_source_shifts_a_layers_output_less_around_the_middle_of_its_mask():
+    """The coherent part of a step: what the layer adds to all inputs of 1, for one step of the same size."""
+    source = trained(BASE, seed=1).frozen()
+    for _, transform in source.named_transforms():  # half of each row
+        transform.words = Bits.of(
+            torch.arange(torch.Size(transform.shape).numel()).view(transform.shape) % 2 == 0
+        ).words
+    shifts = {}
+    for form, options in FORMS.items():
+        made = pm.create_method("affine-mix", **options).drawing_on({"source": source})
+        domain = pm.new_domain(BASE, made, ["a", "b"])
+        made.draw_on(domain, [source])
+        name, transform = max(domain.named_transforms(), key=lambda pair: BASE.tensor(pair[0]).numel())
+        W = BASE.tensor(name)
+        with torch.no_grad():
+            transform.a.fill_(0.1 / transform.units["a"])
+            change = (transform.weight(W) - W).flatten(1)
+        shifts[form] = float(change.sum(1).abs().mean() / change.norm())
+    assert shifts["centred"] < 0.2 * shifts["plain"]
 
 
 @pytest.mark.parametrize("method", METHODS)

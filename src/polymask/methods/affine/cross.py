@@ -6,6 +6,10 @@ M_s are masks of domains that were learned before; they are frozen, so a source 
 channel). `affine-cross` has a mask M of its own too, `affine-mix` has none: k2 = k3 = 0, a domain of a few scalars. All
 a_s and b_s start at 0, so a fresh domain is the base.
 
+In the centred form the scalars that learn are those of (a_s + b_s W)∘(M_s - ½), in units of the layer as k2 and k3 are
+there (see `affine-centred`): a step of a_s must not shift all weights under M_s the same way. The halves are part of
+k0 and k1 in what is stored.
+
 A pack names its sources and the digest of their masks. The masks are in the sources' packs, in the same folder, and
 nowhere else, unless the domain was baked: then its pack has them too, and stands alone.
 """
@@ -13,6 +17,7 @@ nowhere else, unless the domain was baked: then its pack has them too, and stand
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod, sqrt
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
@@ -24,13 +29,14 @@ from polymask.core.parts import Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.files import NAME
-from polymask.methods.affine.method import NAMES, START, Affine, AffineTransform
+from polymask.methods.affine.method import GAIN, NAMES, START, Affine, AffineTransform
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
     from polymask.core.domain import Domain
 
 _MOST = 16  # sources
+_UNITS = ("k0", "k1", "a", "b")  # what learns in units of the layer, in the centred form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +126,16 @@ class CrossTransform(Transform):
         super().__init__()
         self.baked, self.sources = method.baked, len(method.sources)
         self.shape, self.view_shape = site.shape, site.channel_view
+        self.centred, self.units = method.form == "centred", dict.fromkeys(_UNITS, 1.0)
+        self.inputs = site.inputs * prod(site.shape[2:])
         self.own = AffineTransform(method, site) if method.own_mask else None
         self.scalar_shape = site.channel_shape if method.per == "channel" else (1,) * len(self.view_shape)
         dtype = site.learned_dtype
         self.fixed = {name: float(v) for name, v in method.coefficients(site).items() if v != "learned"}
         for name in ("k0", "k1") if self.own is None else ():
             if name not in self.fixed:
-                self.register_parameter(name, nn.Parameter(torch.full(self.scalar_shape, START[name], dtype=dtype)))
+                start = START[name] / (GAIN if self.centred else 1)
+                self.register_parameter(name, nn.Parameter(torch.full(self.scalar_shape, start, dtype=dtype)))
         for name in ("a", "b") if self.sources else ():
             self.register_parameter(name, nn.Parameter(torch.zeros(self.sources, *self.scalar_shape, dtype=dtype)))
         for place in range(self.sources):
@@ -150,22 +159,37 @@ class CrossTransform(Transform):
     def begin(self, base_weight: Tensor) -> None:
         if self.own is not None:
             self.own.begin(base_weight)
+        if self.centred and not base_weight.is_meta:
+            spread = GAIN * (float(base_weight.double().std(correction=0)) or 1.0)
+            self.units = {"k0": GAIN, "k1": spread / sqrt(self.inputs), "a": spread, "b": GAIN}
 
     def weight(self, base_weight: Tensor) -> Tensor:
         W = base_weight.view(self.view_shape)
-        if self.own is not None:
-            made = self.own.weight(base_weight).view(self.view_shape)
-        else:
-            k0, k1 = self._scale_and_shift()
+        if self.own is None:
+            k0, k1 = self._coefficients()
             made = W * k0 + k1
-        for place, mask in enumerate(self._masks()):
-            a, b = self.get_parameter("a")[place], self.get_parameter("b")[place]
+        elif self.centred:
+            made = self.own.weight_by(base_weight, self._coefficients()).view(self.view_shape)
+        else:
+            made = self.own.weight(base_weight).view(self.view_shape)
+        for a, b, mask in zip(self._of_sources("a"), self._of_sources("b"), self._masks(), strict=True):
             made = made + (b * W + a) * mask
         return made.to(base_weight.dtype).reshape(self.shape)
 
-    def _scale_and_shift(self) -> list[Tensor | float]:
-        """k0 and k1 of a site without a mask."""
-        return [self.fixed[name] if name in self.fixed else self.get_parameter(name) for name in ("k0", "k1")]
+    def _of_sources(self, name: str) -> Sequence[Tensor]:
+        """a_s or b_s of every source, as they act."""
+        return list(self.get_parameter(name) * self.units[name]) if self.sources else []
+
+    def _coefficients(self) -> list[Tensor | float]:
+        """k0…k3 (k0 and k1 without an own mask) as they act: less the halves that sources' masks stand around."""
+        if self.own is not None:
+            ks = self.own.coefficients()
+        else:
+            named = ((name, self._parameters.get(name)) for name in ("k0", "k1"))
+            ks = [self.fixed[name] if k is None else k * self.units[name] for name, k in named]
+        for a, b in zip(self._of_sources("a"), self._of_sources("b"), strict=True) if self.centred else ():
+            ks[:2] = ks[0] - b / 2, ks[1] - a / 2
+        return ks
 
     def _masks(self) -> list[Tensor]:
         """M_s as booleans; while it learns they are kept, since they are the same in every step."""
@@ -194,18 +218,18 @@ class CrossTransform(Transform):
 
     def scalars(self) -> dict[str, Tensor]:
         """k0…k3 and, for each source s, a_s and b_s."""
-        found = dict(self.own.scalars()) if self.own is not None else {}
-        if self.own is None:
-            ks = zip(NAMES, self._scale_and_shift(), strict=False)
-            found = {name: torch.as_tensor(k).detach().reshape(-1) for name, k in ks}
-        for name in ("a", "b") if self.sources else ():
-            for place, value in enumerate(self.get_parameter(name).detach()):
-                found[f"{name}{place}"] = value.reshape(-1)
+        found = {n: torch.as_tensor(k).detach().reshape(-1) for n, k in zip(NAMES, self._coefficients(), strict=False)}
+        for name in ("a", "b"):
+            found |= {f"{name}{place}": k.detach().reshape(-1) for place, k in enumerate(self._of_sources(name))}
         return found
 
     def stored(self) -> dict[str, Stored]:
-        found: dict[str, Stored] = {} if self.own is None else self.own.stored()
-        found |= {name: p.detach().reshape(-1) for name, p in self._parameters.items() if p is not None}
+        found: dict[str, Stored] = {} if self.own is None else {"mask": self.own.bits()}
+        fixed = self.fixed if self.own is None else self.own.fixed
+        named = zip(NAMES, self._coefficients(), strict=False)
+        found |= {name: torch.as_tensor(k).detach().reshape(-1) for name, k in named if name not in fixed}
+        for name in ("a", "b") if self.sources else ():
+            found[name] = (self.get_parameter(name).detach() * self.units[name]).reshape(-1)
         return found | {f"source{place}": bits for place, bits in enumerate(self._source_bits())}
 
     def relearn(self, rate: float) -> bool:
@@ -226,6 +250,7 @@ class CrossTransform(Transform):
                 continue
             shape = (self.sources, *self.scalar_shape) if name in ("a", "b") else self.scalar_shape
             self.register_parameter(name, nn.Parameter(value.reshape(shape), requires_grad=False))
+        self.centred, self.units = False, dict.fromkeys(_UNITS, 1.0)
         self._unpacked = None
 
 

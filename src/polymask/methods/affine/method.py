@@ -24,7 +24,7 @@ so that a step of Adam moves every part of W~ by about the same share. k0 = α0 
 are stored. Scores start on both sides of the threshold: half of the mask is on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
@@ -183,14 +183,18 @@ class AffineTransform(MaskTransform):
 
     def weight(self, base_weight: Tensor) -> Tensor:
         """W~ by the fused operation; from bits where there are no scores any more."""
-        W, ks = base_weight.view(self.view_shape), self.coefficients()
-        if self.scores is not None:
-            scores = self.scores.view(self.view_shape)
-            out = AffineMask.apply(W, scores, *ks, self.at, self.surrogate)  # type: ignore[no-untyped-call]
-            return cast(Tensor, out.reshape(self.shape))
-        if not self._reads_words():
+        if self.scores is None and self._reads_words():
+            return self.write(base_weight, torch.empty_like(base_weight, memory_format=torch.contiguous_format))
+        return self.weight_by(base_weight, self.coefficients())
+
+    def weight_by(self, base_weight: Tensor, ks: Sequence[Tensor | float]) -> Tensor:
+        """W~ with the mask as it is and with these k0…k3."""
+        W = base_weight.view(self.view_shape)
+        if self.scores is None:
             return affine(W, self.mask().view(self.view_shape), *ks).view(self.shape)
-        return self.write(base_weight, torch.empty(self.shape, dtype=W.dtype, device=W.device))
+        scores = self.scores.view(self.view_shape)
+        out = AffineMask.apply(W, scores, *ks, self.at, self.surrogate)  # type: ignore[no-untyped-call]
+        return cast(Tensor, out.reshape(self.shape))
 
     def write(self, base_weight: Tensor, out: Tensor) -> Tensor:
         """W~ in memory that is there already; straight from bits where that is possible."""
