@@ -1,8 +1,8 @@
 """What so many minutes give: `polymask learn --minutes`, and what people would do instead on the same machine.
 
     python benchmarks/first_minutes.py --data ../shared/data --out results/first-minutes.json      # goes on if cut
-    python benchmarks/first_minutes.py --table results/first-minutes.json
-    python benchmarks/first_minutes.py --table results/first-minutes.json --figure docs/assets/first-minutes.svg
+    python benchmarks/first_minutes.py --table --out results/first-minutes.json
+    python benchmarks/first_minutes.py --table --out results/first-minutes.json --figure docs/assets/first-minutes.svg
 
 Four ways, interleaved domain by domain, each with 1, 3 and 10 minutes from the first image read to the network that is
 measured; test images are measured after that, and never looked at before:
@@ -69,11 +69,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, nargs="+", default=[1, 3, 10])
     parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path, help="print what was measured before")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print what was measured before")
     parser.add_argument("--figure", type=Path, help="draw it")
     options = parser.parse_args()
-    results = json.loads(options.table.read_text()) if options.table else measure(options)
+    results = json.loads(options.out.read_text()) if options.table else measure(options)
     if options.figure is not None:
         draw(results["runs"], options.figure)
     print(table(results["runs"]))
@@ -282,20 +282,21 @@ HOW: dict[str, Callable[[pm.Base, DomainData, float, int], tuple[Predict, Result
 
 
 def table(runs: list[Result]) -> str:
-    """A row for each way: its mean over domains for each number of minutes, then every domain."""
+    """A row for each way with so many minutes: the mean over domains that all have, each domain, bytes."""
     minutes = sorted({run["minutes"] for run in runs})
-    domains = list(dict.fromkeys(run["domain"] for run in runs))
-    found = {(run["way"], run["domain"], run["minutes"]): run for run in runs}
-    heads = ["", *(f"{m:g} min" for m in minutes), *(f"{d}, {m:g} min" for d in domains for m in minutes), "MB"]
+    ways, domains = (list(dict.fromkeys(run[what] for run in runs)) for what in ("way", "domain"))
+    found = {(run["minutes"], run["way"], run["domain"]): run for run in runs}
+    heads = ["minutes", "way", "mean", *domains, "MB"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for way in dict.fromkeys(run["way"] for run in runs):
-        cells = []
-        for m in minutes:
-            values = [found[way, d, m]["test"] for d in domains if (way, d, m) in found]
-            cells.append(f"**{mean(values):.1f}**" if len(values) == len(domains) else "–")
-        cells += [f"{found[way, d, m]['test']:.1f}" if (way, d, m) in found else "–" for d in domains for m in minutes]
-        cells.append(f"{mean(run['bytes'] for run in runs if run['way'] == way) / 1e6:.2f}")
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+    for m in minutes:
+        common = [d for d in domains if all((m, way, d) in found for way in ways)]
+        for way in ways:
+            mine = [found.get((m, way, d)) for d in domains]
+            cells = [f"{m:g}", way]
+            cells.append(f"**{mean(found[m, way, d]['test'] for d in common):.1f}**" if common else "–")
+            cells += ["–" if run is None else f"{run['test']:.1f}" for run in mine]
+            cells.append(f"{mean(run['bytes'] for run in mine if run is not None) / 1e6:.2f}" if any(mine) else "–")
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ PAGES = {
     "extend": "extend",
     "cross": "cross",
     "defaults": "training",
+    "first_minutes": "training",
     "head_start": "training",
     "sizes": "training",
     "convert_library": "convert",

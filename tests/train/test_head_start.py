@@ -10,7 +10,7 @@ from torch import nn
 import polymask as pm
 from nets import block_base, logits, tiny_base
 from polymask.conversion.refine import train_on
-from polymask.core.heads import CentredLinear
+from polymask.core.heads import SIZE, CentredLinear
 from polymask.errors import InterruptedTraining
 from polymask.train.descent import FIRST, begin_head
 from polymask.train.fit import Listener, fit
@@ -31,11 +31,28 @@ def test_it_begins_at_zero_around_the_mean_of_the_first_images_features():
     assert not logits(base, domain).any()
 
 
+@pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
+def test_a_step_moves_logits_as_much_whatever_the_size_of_features(size):
+    torch.manual_seed(0)
+    features, labels = size * torch.rand(64, 200), torch.arange(64) % 2
+    head = CentredLinear.around(features, 2, torch.float32)
+    optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
+    nn.functional.cross_entropy(head(features), labels).backward()
+    optimiser.step()
+    assert 0.01 < float(head(features).detach().abs().mean()) < 1.0  # at most rate × SIZE
+    assert float(((features - head.middle) / head.unit).abs().sum(1).mean()) == pytest.approx(SIZE, rel=1e-4)
+
+
+def test_features_that_are_the_same_for_all_images_do_no_harm():
+    head = CentredLinear.around(torch.ones(8, 5), 3, torch.float32)
+    assert head(torch.ones(2, 5)).isfinite().all()
+
+
 def test_a_step_of_adam_leaves_alone_what_all_images_share():
     torch.manual_seed(0)
     features, labels = 1 + 0.1 * torch.rand(64, 200), torch.arange(64) % 2
     moved = []
-    for head in (nn.Linear(200, 10), CentredLinear(features.mean(0), 10, torch.float32)):
+    for head in (nn.Linear(200, 10), CentredLinear(features.mean(0), 1.0, 10, torch.float32)):
         before = head(features).detach()
         optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
         nn.functional.cross_entropy(head(features), labels).backward()
@@ -58,7 +75,7 @@ def test_what_is_stored_is_a_plain_head_that_says_the_same(method, tmp_path):
 
     fit(base, domain, TRAIN, VAL, dataclasses.replace(CENTRED, selection="last"), listener=Watch())
     assert type(domain.head) is nn.Linear
-    assert torch.allclose(logits(base, domain), said[-1], atol=1e-4)
+    torch.testing.assert_close(logits(base, domain), said[-1], rtol=1e-4, atol=1e-3)
     domain.save(tmp_path / "d.safetensors")
     loaded = pm.load_domain(tmp_path / "d.safetensors", base)
     assert torch.equal(logits(base, loaded), logits(base, domain))
@@ -66,7 +83,7 @@ def test_what_is_stored_is_a_plain_head_that_says_the_same(method, tmp_path):
 
 def test_folding_changes_nothing_but_rounding():
     torch.manual_seed(0)
-    head, features = CentredLinear(torch.rand(50), 7, torch.float32), torch.rand(20, 50)
+    head, features = CentredLinear(torch.rand(50), 0.3, 7, torch.float32), torch.rand(20, 50)
     nn.init.normal_(head.weight)
     nn.init.normal_(head.bias)
     assert torch.allclose(nn.functional.linear(features, *head.folded()), head(features), atol=1e-5)

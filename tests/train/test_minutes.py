@@ -50,6 +50,15 @@ def test_where_nothing_fits_there_is_one_epoch_of_the_smallest_images():
     assert "1 epoch at 64 px" in chosen.text
 
 
+def test_where_there_is_no_time_to_train_a_head_alone_sees_larger_images():
+    short, long = (plan_for(QUICK, PACE, SIDES, 2000, 300, seconds, alone=True) for seconds in (60, 600))
+    assert (short.recipe.epochs, short.recipe.frozen_side) == (0, 160)
+    assert short.seconds <= 60
+    assert "a head alone at 160 px" in short.text
+    assert long.recipe.epochs >= OFTEN
+    assert plan_for(QUICK, PACE, SIDES, 2000, 300, 60).recipe.epochs >= 1
+
+
 def test_the_first_half_has_smaller_images():
     chosen = plan(3600).recipe
     assert (chosen.first_side, chosen.side) == (160, 224)
@@ -73,6 +82,7 @@ def base():
 
 def test_a_machine_is_timed_and_the_plan_is_for_it(base, data, monkeypatch):
     monkeypatch.setattr(minutes, "SIDES", (8, 16, 24))
+    monkeypatch.setattr(minutes, "FEW", 1)  # this machine may be slow
     chosen = plan_minutes(base, data, method_by(QUICK, "affine-full"), QUICK, 2)
     assert chosen.recipe.side in (8, 16, 24)
     assert 1 <= chosen.recipe.epochs <= MOST
@@ -124,7 +134,8 @@ def test_a_loader_gives_smaller_images_before_an_epoch(base, data):
 
 
 def test_the_head_of_frozen_features_solves_what_features_tell(base, data):
-    domain, record = learn_head(base, data, 24)
+    alone = learn_head(base, data, 24)
+    domain, record = alone.domain, alone.record
     assert domain.method.name == "classifier-only"
     assert record.val_accuracy == 100
     assert pm.evaluate(base, domain, pm.make_loaders(data, base.input, pm.get_recipe("quick", side=24)).val) == 100
@@ -143,6 +154,17 @@ def test_the_better_one_on_val_is_kept(base, data, side):
     learned = pm.learn(base, data, "bn-only", recipe)
     assert learned.domain.method.name == ("bn-only" if side is None else "classifier-only")
     assert side is None or (learned.test_accuracy, learned.domain.metrics["kept_epoch"]) == (100, 1)
+
+
+def test_a_head_alone_is_learned_without_an_epoch(base, data):
+    recipe = pm.get_recipe("quick", epochs=0, side=24, frozen_side=24)
+    learned = pm.learn(base, data, "affine-full", recipe)
+    assert learned.domain.method.name == "classifier-only"
+    assert (learned.test_accuracy, learned.domain.metrics["val_accuracy"], len(learned.history)) == (100, 100, 1)
+    with pytest.raises(TrainingError, match="epochs=0 leaves nothing to train"):
+        pm.fit(base, pm.new_domain(base, "bn-only", ["a", "b"]), [], None, recipe)
+    with pytest.raises(PolymaskError, match="epochs=0 must be at least 1"):
+        pm.get_recipe("quick", epochs=0)
 
 
 def test_learn_takes_minutes(base, data, monkeypatch):
@@ -182,6 +204,7 @@ def test_the_command_for_the_same_training_has_what_was_chosen(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(minutes, "SIDES", (64,))
     monkeypatch.setattr(minutes, "MOST", 1)
+    monkeypatch.setattr(minutes, "FEW", 1)
     make_folder(tmp_path / "photos")
     arguments = "learn one --data photos --method bn-only --batch-size 4 --minutes 0.1"
     assert main(arguments.split()) == 0

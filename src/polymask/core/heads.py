@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from polymask.core.survey import learned_type
 from polymask.errors import DomainError
 
+SIZE = 1000.0  # of features around their middle, summed, as a centred head sees them
+
 
 def linear_head(features: int, classes: int, dtype: torch.dtype, *, device: str | None = None) -> nn.Linear:
     """A head on features of type `dtype`, to be learned."""
@@ -70,27 +72,40 @@ class MappedLinear(LearningHead):
 
 
 class CentredLinear(LearningHead):
-    """A head on features around their middle, H (f - m) + c, from H = 0 and c = 0; H and c - H m are stored.
+    """A head on features around their middle, H (f - m) / u + c, from H = 0 and c = 0; stored as H / u and c - H m / u.
 
     Features behind a ReLU are positive. A step of Adam moves the row of a class by its rate in every feature the same
     way, so the logit of a class moves by the rate times the sum of all features, whatever the image shows. For some
     steps that is most of what the logits say, and it is wrong, so the features shrink: at a rate that would do well
     later, to nothing. m, the mean of the features before training, takes this part away from H and leaves it to c.
+
+    What is left, the sum of |f - m| over all features, is another size for every network and size of images, and so
+    would be what a step does at the same rate. In units of u it is `SIZE` in the mean over images, for all of them.
     """
 
     middle: Tensor  # m (features,)
+    unit: Tensor  # u ()
 
-    def __init__(self, middle: Tensor, classes: int, dtype: torch.dtype) -> None:
+    def __init__(self, middle: Tensor, unit: float, classes: int, dtype: torch.dtype) -> None:
         super().__init__(len(middle), classes, dtype)
         self.register_buffer("middle", middle.to(self.weight.dtype))
+        self.register_buffer("unit", torch.tensor(unit, dtype=self.weight.dtype))
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
+    @classmethod
+    def around(cls, features: Tensor, classes: int, dtype: torch.dtype) -> "CentredLinear":
+        """Around the mean of some images' features (N, features)."""
+        wide = features.double()
+        middle = wide.mean(0)
+        return cls(middle, float((wide - middle).abs().sum(1).mean()) / SIZE or 1.0, classes, dtype)
+
     def folded(self) -> tuple[Tensor, Tensor]:
-        return self.weight, self.bias - (self.weight.double() @ self.middle.double()).to(self.bias.dtype)
+        weight = self.weight / self.unit
+        return weight, self.bias - (weight.double() @ self.middle.double()).to(self.bias.dtype)
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features.to(self.weight.dtype) - self.middle, self.weight, self.bias)
+        return F.linear((features.to(self.weight.dtype) - self.middle) / self.unit, self.weight, self.bias)
 
 
 class BlockLinear(WideLinear):

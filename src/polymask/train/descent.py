@@ -43,14 +43,14 @@ def begin_head(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tenso
     """
     if domain.head is None or isinstance(domain.head, LearningHead | BlockLinear):
         return
-    total, seen = torch.zeros(domain.head.in_features, dtype=torch.float64), 0
+    seen: list[Tensor] = []
     with domain.in_mode(training=False):
         for images, _ in batches:
-            total += domain.features(base, images).double().sum(0).cpu()
-            seen += len(images)
-            if seen >= FIRST:
+            seen.append(domain.features(base, images).detach().cpu())
+            if sum(map(len, seen)) >= FIRST:
                 break
-    head = CentredLinear(total / max(seen, 1), domain.head.out_features, base.weight_dtype)
+    features = torch.cat(seen) if seen else torch.zeros(1, domain.head.in_features)
+    head = CentredLinear.around(features, domain.head.out_features, base.weight_dtype)
     domain.head = head.to(base.device)
 
 

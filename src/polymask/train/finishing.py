@@ -17,8 +17,8 @@ images: it is measured on val, for the domain as it is, and kept in the domain's
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,13 +122,30 @@ def _best(domain: Domain, found: dict[InputSpec, float]) -> InputSpec:
     return best
 
 
-def learn_head(base: Base, data: DomainData, side: int) -> tuple[Domain, EpochRecord]:
-    """A domain that is a head alone, for images of this size, and what it reaches."""
+class Seen(NamedTuple):
+    """Features of images, float32 (N, F), and their labels (N,)."""
+
+    features: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class HeadAlone:
+    """A domain that is a head on the base's own features, what it reaches, and what it was fitted to."""
+
+    domain: Domain
+    record: EpochRecord
+    train: Seen
+    val: Seen
+
+
+def learn_head(base: Base, data: DomainData, side: int) -> HeadAlone:
+    """A head alone, for images of this size: no training, one pass over the images."""
     domain = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
     domain.input = replace(base.input.at(side), squash=data.squash)
-    train, val = (loader_at(data, split, domain.input) for split in (data.train, data.val))
-    record = fit_head(base, domain, train, val)
-    return domain.restore(domain.stored()), record
+    train, val = (gathered(base, domain, loader_at(data, s, domain.input).batches()) for s in (data.train, data.val))
+    record = _fit_head(domain, train, val, STRENGTHS)
+    return HeadAlone(domain.restore(domain.stored()), record, train, val)
 
 
 def refit_head(
@@ -165,13 +182,17 @@ def fit_head(
 
     Of several strengths the best on val is kept, of equal ones the strongest; without val the last.
     """
-    head = domain.head
-    if head is None or domain.target.kind != "classes":
+    if domain.head is None or domain.target.kind != "classes":
         raise TrainingError("a logistic regression needs a head for classes")
-    features, labels = gathered(base, domain, train.batches())
-    mean, deviation = features.mean(0), features.std(0).clamp(min=1e-6)
-    features = (features - mean) / deviation
     held_out = None if val is None else gathered(base, domain, val.batches())
+    return _fit_head(domain, gathered(base, domain, train.batches()), held_out, strengths)
+
+
+def _fit_head(domain: Domain, train: Seen, held_out: Seen | None, strengths: Sequence[float]) -> EpochRecord:
+    head, labels = domain.head, train.labels
+    assert head is not None
+    mean, deviation = train.features.mean(0), train.features.std(0).clamp(min=1e-6)
+    features = (train.features - mean) / deviation
     weight = torch.zeros(head.out_features, head.in_features, device=features.device, requires_grad=True)
     bias = torch.zeros(head.out_features, device=features.device, requires_grad=True)
     kept, record = (weight, bias), EpochRecord(0, 0.0, 0.0, None)
@@ -180,7 +201,7 @@ def fit_head(
         found = _reached(features, labels, weight, bias)
         accuracy = None
         if held_out is not None:
-            accuracy = _reached((held_out[0] - mean) / deviation, held_out[1], weight, bias)[1]
+            accuracy = _reached((held_out.features - mean) / deviation, held_out.labels, weight, bias)[1]
         if accuracy is None or record.val_accuracy is None or accuracy > record.val_accuracy:
             kept = weight.detach().clone(), bias.detach().clone()
             record = EpochRecord(0, *found, accuracy)
@@ -212,15 +233,15 @@ def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, st
 
 
 @torch.no_grad()
-def gathered(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The features of all images, float32 (N, F), and their labels."""
+def gathered(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]]) -> Seen:
+    """The features of all images, and their labels."""
     run, features, truths = feature_network(base, domain), [], []
     for images, labels in batches:
         features.append(run(base.placed(images)).float())
         truths.append(labels.to(base.device))
     if not truths:
         raise DataError("there is no image to look at; give some")
-    return torch.cat(features), torch.cat(truths)
+    return Seen(torch.cat(features), torch.cat(truths))
 
 
 def round_numbers(

@@ -110,6 +110,8 @@ def fit(
     what the method adds.
     """
     recipe = get_recipe(recipe)
+    if not recipe.epochs:
+        raise TrainingError("epochs=0 leaves nothing to train; give some, or use learn, which then fits a head alone")
     parts = {"val": val} | parts_of(train)
     require_val(recipe, parts["val"])
     listener = listener or Listener()

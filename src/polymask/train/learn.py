@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,13 +28,13 @@ from polymask.data.preprocess import eval_transform, train_transform
 from polymask.data.sets import open_sets
 from polymask.errors import MethodError, TrainingError
 from polymask.train.evaluation import Evaluation
-from polymask.train.finishing import choose_test_input, learn_head, loader_at, round_numbers
+from polymask.train.finishing import HeadAlone, choose_test_input, learn_head, loader_at, round_numbers
 from polymask.train.fit import Listener, Together, fit
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, measured_batches
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.state import epochs_until_stalled
-from polymask.train.unknown import calibrate_on, can_calibrate, evenly
+from polymask.train.unknown import calibrate_on, calibrate_seen, can_calibrate, evenly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,35 +174,32 @@ def learn(
         with _reading(watched) as count:
             sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
     torch.manual_seed(seed)
-    domain = new_domain(base, method, data.classes, target=target)
-    method.draw_on(domain, list((sources or {}).values()))
-    domain.to(base.device)
-    if isinstance(data, DomainData):
-        domain.input = recipe.input(base.input, squash=data.squash)
-    how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
     _check_sides(recipe, data)
-    history = fit(base, domain, sets.train, sets.val, recipe, seed=seed, **how)
-    sides: dict[str, float] = {}
-    if recipe.test_side is not None:
-        domain.input, sides = choose_test_input(base, domain, data, recipe)
-        if sets.test is not None:
-            sets = replace(sets, test=loader_at(data, data.test, domain.input))
-    best = target.best(sides.values()) if sides else target.best(record.val_accuracy for record in history)
-    if recipe.refit is not None and not sides and sets.val is not None:
-        best = evaluate(base, domain, sets.val)
+    found = alone = None
+    if recipe.epochs:
+        domain = new_domain(base, method, data.classes, target=target)
+        method.draw_on(domain, list((sources or {}).values()))
+        how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
+        found = _trained(base, domain.to(base.device), data, sets, recipe, seed=seed, **how)
     if recipe.frozen_side is not None:
-        rival, record = learn_head(base, data, recipe.frozen_side)
-        if best is None or target.better(record.val_accuracy or 0.0, best):
-            domain, history, sides, best = rival, [record], {}, record.val_accuracy
-            sets = replace(sets, test=None if data.test is None else loader_at(data, data.test, domain.input))
+        alone = learn_head(base, data, recipe.frozen_side)
+        reached = alone.record.val_accuracy
+        if found is not None and found.best is not None and not target.better(reached or 0.0, found.best):
+            alone = None
+        else:
+            found = _Found(alone.domain, [alone.record], {}, reached)
+    assert found is not None  # a recipe has epochs or a frozen side
+    domain, history, sides, best = found
     otherwise, rounded = recipe.test_side is not None or recipe.frozen_side is not None, False
+    if otherwise and sets.test is not None:
+        sets = replace(sets, test=loader_at(data, data.test, domain.input))
     if recipe.precision != 32:
         val = loader_at(data, data.val, domain.input) if otherwise and sets.val is not None else sets.val
         known = best if recipe.selection == "best" and len(domain.method.stages) == 1 else None
         rounded, on_val = round_numbers(base, domain, val, known, ranks)
         best = best if on_val is None else on_val
     if leads:
-        _keep_rule(base, domain, data, sets, fed_otherwise=otherwise)
+        _keep_rule(base, domain, data, sets, alone, fed_otherwise=otherwise)
     evaluation = result = None
     if sets.test is not None and target.kind == "classes":
         measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
@@ -221,12 +218,41 @@ def learn(
     return Learned(domain, history, result, evaluation)
 
 
-def _keep_rule(base: Base, domain: Domain, data: Any, sets: Any, *, fed_otherwise: bool) -> None:
+class _Found(NamedTuple):
+    """A domain that has learned, what each size at test gives, and the best result on val."""
+
+    domain: Domain
+    history: list[EpochRecord]
+    sides: dict[str, float]
+    best: float | None
+
+
+def _trained(base: Base, domain: Domain, data: Any, sets: Any, recipe: Recipe, **how: Any) -> _Found:
+    """Fit a new domain, and choose its size at test where the recipe asks for it."""
+    if isinstance(data, DomainData):
+        domain.input = recipe.input(base.input, squash=data.squash)
+    history = fit(base, domain, sets.train, sets.val, recipe, **how)
+    target = domain.target
+    sides: dict[str, float] = {}
+    if recipe.test_side is not None:
+        domain.input, sides = choose_test_input(base, domain, data, recipe)
+    if recipe.refit is not None and not sides and sets.val is not None:
+        return _Found(domain, history, sides, evaluate(base, domain, sets.val))
+    results = sides.values() if sides else (record.val_accuracy for record in history)
+    return _Found(domain, history, sides, target.best(results))
+
+
+def _keep_rule(
+    base: Base, domain: Domain, data: Any, sets: Any, alone: HeadAlone | None, *, fed_otherwise: bool
+) -> None:
     """Keep what tells unknown images, where val says how; see `polymask.train.unknown`."""
     if sets.val is None:
         return
     train, val = (as_batches(part, domain.input, domain.classes) for part in (sets.train, sets.val))
     if not can_calibrate(base, domain, val):
+        return
+    if alone is not None:
+        calibrate_seen(base, domain, alone.train, alone.val)
         return
     if fed_otherwise:
         train, val = (loader_at(data, split, domain.input) for split in (data.train, data.val))

@@ -6,8 +6,8 @@ images then says how large they can be and how often they can be seen. Larger im
 often enough; then more epochs, up to a bound. The first half of the epochs has smaller images, and the size at test is
 chosen on val (see `finishing`).
 
-A head of frozen features takes one pass over the images only (see `finishing`). Where there is no time for more it is
-the better one, so it is fitted too, and val decides which of the two is kept.
+A head of frozen features takes one pass over the images only (see `finishing`). It is fitted too, and val decides which
+of the two is kept. Where there is no time for more than a few epochs it is all that is done, on larger images.
 """
 
 import time
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 from polymask.core.base import Base
 from polymask.core.method import Method
@@ -33,12 +34,16 @@ from polymask.train.recipe import Recipe
 
 SIDES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384)
 OFTEN = 8  # epochs that come before larger images
+FEW = 4  # epochs: with fewer, a head of frozen features has the whole time
 MOST = 30  # epochs: more bring little
 SMALLER = 0.75  # the side of the first half, in proportion
 MEASURING = 0.4  # of what a training image costs, for one that is only classified
 FROZEN = 0.2  # of the time goes to a head of frozen features, at most
-MARGIN = 0.9  # of the time is planned for: machines do other things too
+ALONE = 0.6  # the same where nothing else is done
+MARGIN = 0.85  # of the time is planned for: machines do other things too
+EVALUATIONS = 400  # of the loss, until a head is fitted for all strengths of its penalty
 _READ = 64  # images that are read to see how long it takes
+_FITTED = 2048  # images of noise that a head is fitted to for the same
 _STEPS = 3  # that are timed at each of two sides, after one that is not
 FASTER = 0.9  # of the time is what another layout of images must take
 FASTER_BF16 = 0.75  # the same for bfloat16, which rounds more
@@ -67,11 +72,14 @@ class Plan:
     def text(self) -> str:
         """What was chosen, for people."""
         recipe = self.recipe
+        minutes = f"about {self.seconds / 60:.1f} minutes"
+        if not recipe.epochs:
+            return f"a head alone at {recipe.frozen_side} px, since there is hardly time for more: {minutes}"
         first = "" if recipe.first_side is None else f", the first half of them at {recipe.first_side}"
         epochs = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
         frozen = "" if recipe.frozen_side is None else f"; a head alone at {recipe.frozen_side} px is the rival on val"
         numbers = ", in bfloat16" if recipe.autocast else ""
-        return f"{epochs} at {recipe.side} px{first}{numbers}{frozen}: about {self.seconds / 60:.1f} minutes"
+        return f"{epochs} at {recipe.side} px{first}{numbers}{frozen}: {minutes}"
 
 
 def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, minutes: float) -> Plan:
@@ -84,12 +92,15 @@ def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, m
     sides = sides_for(base, method.first_stage(), data)
     recipe = fastest_recipe(base, method.first_stage(), recipe, data.classes, sides[0])
     pace = measure_pace(base, method.first_stage(), recipe, data.classes, sides)
-    reading = seconds_to_read(data, base)
-    left = 60 * minutes - reading - (time.perf_counter() - began)
-    plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left)
-    if data.target.kind != "classes":
+    is_for_classes = data.target.kind == "classes"
+    once = seconds_to_read(data, base)
+    if is_for_classes and base.feature_dim is not None:
+        once += 2 * seconds_to_fit(len(data.train), base.feature_dim, len(data.classes))
+    left = 60 * minutes - once - (time.perf_counter() - began)
+    plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left, alone=is_for_classes)
+    if not is_for_classes:
         plan = replace(plan, recipe=replace(plan.recipe, frozen_side=None))
-    return replace(plan, seconds=plan.seconds + reading)
+    return replace(plan, seconds=plan.seconds + once)
 
 
 def sides_for(base: Base, method: Method, data: DomainData) -> list[int]:
@@ -106,6 +117,19 @@ def seconds_to_read(data: DomainData, base: Base) -> float:
     began = time.perf_counter()
     cache_splits([SubsetSplit(data.train, few)], shrink_of(replace(base.input, squash=data.squash)))
     return 2 * images * (time.perf_counter() - began) / len(few)
+
+
+def seconds_to_fit(images: int, features: int, classes: int) -> float:
+    """What the logistic regression of a head takes, by some evaluations of its loss on noise."""
+    few = min(images, _FITTED)
+    seen, labels = torch.randn(few, features), torch.arange(few) % classes
+    weight = torch.zeros(classes, features, requires_grad=True)
+    seconds = []
+    for _ in range(_STEPS):
+        began = time.perf_counter()
+        cross_entropy(seen @ weight.T, labels).backward()  # type: ignore[no-untyped-call]
+        seconds.append(time.perf_counter() - began)
+    return EVALUATIONS * median(seconds) * images / few
 
 
 def fastest_recipe(base: Base, method: Method, recipe: Recipe, classes: Sequence[str], side: int) -> Recipe:
@@ -157,16 +181,28 @@ def _timed(learner: DomainLearner, base: Base, side: int, most: float = inf) -> 
     return median(seconds[1:])
 
 
-def plan_for(recipe: Recipe, pace: Pace, sides: Sequence[int], images: int, val: int, seconds: float) -> Plan:
+def plan_for(
+    recipe: Recipe, pace: Pace, sides: Sequence[int], images: int, val: int, seconds: float, *, alone: bool = False
+) -> Plan:
     """The recipe with size and epochs for `images` to learn from and `val` to measure on, in so many seconds.
 
     Of the sides the largest with which every image is seen `OFTEN` times, else the smallest; then as many epochs as
-    there is time for, from 1 to `MOST`.
+    there is time for, from 1 to `MOST`. With `alone` a head alone takes the place of fewer than `FEW` epochs.
     """
     time_left = MARGIN * seconds
     plans = [_at_side(recipe, pace, sides, place, images, val, time_left) for place in range(len(sides))]
     often = [plan for plan in plans if plan.recipe.epochs >= OFTEN and plan.seconds <= time_left]
-    return often[-1] if often else plans[0]
+    chosen = often[-1] if often else plans[0]
+    if not alone or (chosen.recipe.epochs >= FEW and chosen.seconds <= time_left):
+        return chosen
+    return _head_alone(recipe, pace, sides, images + val, time_left)
+
+
+def _head_alone(recipe: Recipe, pace: Pace, sides: Sequence[int], images: int, seconds: float) -> Plan:
+    """No training: a head of frozen features, at the largest side that there is time for."""
+    side = _frozen_side(pace, sides, images, seconds, ALONE)
+    sizes: dict[str, Any] = {"side": side, "first_side": None, "test_side": None, "frozen_side": side, "resized": None}
+    return Plan(replace(recipe, name="minutes", epochs=0, **sizes), images * MEASURING * pace.seconds(side))
 
 
 def _at_side(
@@ -175,7 +211,7 @@ def _at_side(
     """As many epochs as there is time for at one of the sides."""
     side = sides[place]
     first = max((one for one in sides if one <= SMALLER * side), default=None)
-    frozen = _frozen_side(pace, sides, images + val, seconds)
+    frozen = _frozen_side(pace, sides, images + val, seconds, FROZEN)
     once = (images + val) * MEASURING * pace.seconds(frozen)
     once += 2 * (images + val) * MEASURING * pace.seconds(side)  # the head and what tells unknown images see them again
     once += val * MEASURING * sum(pace.seconds(round(factor * side)) for factor in (*TRIED, max(TRIED)))
@@ -188,7 +224,7 @@ def _at_side(
     return Plan(replace(recipe, name="minutes", epochs=epochs, resized=None, **sizes), once + epochs * epoch)
 
 
-def _frozen_side(pace: Pace, sides: Sequence[int], images: int, seconds: float) -> int:
-    """The largest side at which one pass takes at most a small share of the time; the smallest where none does."""
-    cheap = [side for side in sides if images * MEASURING * pace.seconds(side) <= FROZEN * seconds]
+def _frozen_side(pace: Pace, sides: Sequence[int], images: int, seconds: float, share: float) -> int:
+    """The largest side at which one pass takes at most a share of the time; the smallest where none does."""
+    cheap = [side for side in sides if images * MEASURING * pace.seconds(side) <= share * seconds]
     return max(cheap, default=sides[0])

@@ -106,7 +106,7 @@ class Recipe:
     name: str = "custom"
     """The recipe's name."""
     epochs: int = 30
-    """How many times training goes through the images."""
+    """How many times training goes through the images; 0 for a head alone, with frozen_side."""
     batch_size: int = 32
     """Images in a step."""
     optimiser: Optimiser = "adam"
@@ -189,9 +189,10 @@ class Recipe:
         for one in fields(self):
             if not _fits(value := getattr(self, one.name), one.type):
                 raise RecipeError(f"{one.name}={value!r} is not {_described(one.type)}")
-        for name in ("epochs", "batch_size") if self.patience is None else ("epochs", "batch_size", "patience"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"{name}={getattr(self, name)} must be at least 1")
+        least = {"epochs": 1 if self.frozen_side is None else 0, "batch_size": 1}
+        for name, smallest in (least if self.patience is None else least | {"patience": 1}).items():
+            if getattr(self, name) < smallest:
+                raise RecipeError(f"{name}={getattr(self, name)} must be at least {smallest}")
         for name in ("side", "first_side", "resized", "test_side", "frozen_side"):
             if isinstance(pixels := getattr(self, name), int) and not 1 <= pixels <= LARGEST_SIDE:
                 raise RecipeError(f"{name}={pixels} must be from 1 to {LARGEST_SIDE:,} pixels")

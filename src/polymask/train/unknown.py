@@ -21,7 +21,7 @@ from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.errors import DataError, DomainError
-from polymask.train.finishing import gathered, loader_at
+from polymask.train.finishing import Seen, gathered, loader_at
 from polymask.train.predict import all_labels
 
 RULE: Rule = "cosine"  # the best on validation images: docs/unknown.md
@@ -97,7 +97,24 @@ def calibrate_on(
     """The same by batches of images as they are fed at test."""
     most = max(_IMAGES, _OF_CLASS * len(domain.classes or []))
     known = None if train is None else observe(base, domain, train, most)
-    held_out = observe(base, domain, val)
+    return _calibrated(base, domain, known, observe(base, domain, val), rule, accepted, rank)
+
+
+def calibrate_seen(base: Base, domain: Domain, train: Seen, val: Seen) -> Calibration:
+    """The same by features that were gathered before."""
+    known, held_out = (_observed(base, domain, seen) for seen in (train, val))
+    return _calibrated(base, domain, known, held_out, None, 0.95, RANK)
+
+
+def _calibrated(
+    base: Base,
+    domain: Domain,
+    known: Observed | None,
+    held_out: Observed,
+    rule: Rule | None,
+    accepted: float,
+    rank: int,
+) -> Calibration:
     if rule is None:
         rule = WITHOUT_TRAIN if known is None else RULE
     unknown = fit_unknown(rule, known, held_out, accepted=accepted, rank=rank)
@@ -128,12 +145,16 @@ def evenly(train: Batches, val: Batches) -> Batches:
     return train
 
 
-@torch.no_grad()
 def observe(base: Base, domain: Domain, batches: Batches, most: int | None = None) -> Observed:
     """Features, logits and labels of images, as the network of a domain sees them."""
-    features, labels = (part.cpu() for part in gathered(base, domain, _counted(batches, most)))
-    logits = torch.cat([domain.classify(some.to(base.device)).float().cpu() for some in torch.split(features, 1024)])
-    return Observed(features, logits, labels)
+    return _observed(base, domain, gathered(base, domain, _counted(batches, most)))
+
+
+@torch.no_grad()
+def _observed(base: Base, domain: Domain, seen: Seen) -> Observed:
+    pieces = torch.split(seen.features, 1024)
+    logits = torch.cat([domain.classify(some.to(base.device)).float().cpu() for some in pieces])
+    return Observed(seen.features.cpu(), logits, seen.labels.cpu())
 
 
 def _counted(batches: Batches, most: int | None) -> Iterator[tuple[Tensor, Tensor]]:
