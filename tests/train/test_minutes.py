@@ -215,3 +215,19 @@ def test_the_command_for_the_same_training_has_what_was_chosen(tmp_path, monkeyp
     assert "--minutes" not in command
     assert "--epochs 1" in command
     assert "--test-side auto" in command
+
+
+def test_a_command_without_time_to_train_says_so_and_can_be_repeated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(minutes, "SIDES", (64,))
+    monkeypatch.setattr(minutes, "FEW", minutes.MOST + 1)
+    make_folder(tmp_path / "photos")
+    assert main(["learn", "one", "--data", "photos", "--minutes", "0.1", "--report"]) == 0
+    said = capsys.readouterr().err
+    assert "0.1 minutes: a head alone at" in said
+    assert "better on val" not in said
+    assert pm.inspect(tmp_path / "library/one.safetensors").manifest.method == "classifier-only"
+    command = json.loads((tmp_path / "library/one.run/evaluation.json").read_text())["command"]
+    assert "--epochs 0 --frozen-side" in command
+    assert main([*command.split()[1:], "--force"]) == 0
+    assert "a head alone at" in capsys.readouterr().err

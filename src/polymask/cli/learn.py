@@ -169,7 +169,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         if self.minutes is not None:
             recipe = self.planned(base, data, method, recipe)
-        chosen = f"recipe {recipe.name} ({recipe.epochs} epochs at {recipe.input(base.input).side} px)"
+        how = f"{recipe.epochs} epochs" if recipe.epochs else "a head alone"
+        chosen = f"recipe {recipe.name} ({how} at {recipe.input(base.input).side} px)"
         choices = f"base {base.name}, method {self.method}, seed {self.seed}, library {self.out}\n{chosen}"
         self.announce(self.name, data, choices)
         self.say_device(base.device)
@@ -189,7 +190,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 write_exemplars(self.out_file(), learned.domain, *kept)
             made = self.out_file(), self.method, self.command()
             record_learning(learned, base, data, options["loaders"], *made).write(self.checkpoint.parent)
-        if learned.domain.method.name != method.name:
+        if recipe.epochs and learned.domain.method.name != method.name:
             self.say("a head of frozen features is better on val, so that is what is kept", style="yellow")
         if learned.at_chance:
             self.say(f"what was learned is no better than guessing: {advice(data, recipe)}", style="yellow")
@@ -231,11 +232,11 @@ class LearnVerb(TrainingVerb, BaseVerb):
         chosen = {} if self.minutes is None else {name: getattr(self.trained_by, name) for name in sorted(_PLANNED)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
         for name, value in (given_fields(self.overrides) | chosen).items():
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                words += [f"--{flag}", *map(str, value if isinstance(value, tuple | list) else [value])]
+            given = value if isinstance(value, tuple | list) else [value]
+            words += [
+                f"--{name.replace('_', '-')}",
+                *(str(one).lower() if isinstance(one, bool) else str(one) for one in given),
+            ]
         return shlex.join(words)
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
@@ -270,6 +271,8 @@ def advice(data: "DomainData", recipe: Recipe) -> str:
             f"there are {images} training images of {count} classes; add images, {_FEW_IMAGES} of each class at least"
         )
     usual = RECIPES.get(recipe.name, RECIPES["standard"]).rate
+    if not recipe.epochs:
+        return "the base's own features say nothing of these classes; give it more minutes, or --epochs"
     if recipe.epochs * images < 1000:
         return f"{recipe.epochs} epochs of {images} images are few steps; try --epochs {5 * recipe.epochs} --force"
     if recipe.rate < usual / 10:

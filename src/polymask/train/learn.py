@@ -3,6 +3,7 @@
 import io
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -182,7 +183,7 @@ def learn(
         how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
         found = _trained(base, domain.to(base.device), data, sets, recipe, seed=seed, **how)
     if recipe.frozen_side is not None:
-        alone = learn_head(base, data, recipe.frozen_side)
+        alone = _watched_head(base, data, recipe, None if recipe.epochs else listener)
         reached = alone.record.val_accuracy
         if found is not None and found.best is not None and not target.better(reached or 0.0, found.best):
             alone = None
@@ -240,6 +241,19 @@ def _trained(base: Base, domain: Domain, data: Any, sets: Any, recipe: Recipe, *
         return _Found(domain, history, sides, evaluate(base, domain, sets.val))
     results = sides.values() if sides else (record.val_accuracy for record in history)
     return _Found(domain, history, sides, target.best(results))
+
+
+def _watched_head(base: Base, data: DomainData, recipe: Recipe, listener: Listener | None) -> HeadAlone:
+    """A head alone, which is an epoch of its own to the listener."""
+    assert recipe.frozen_side is not None
+    listener, began = listener or Listener(), time.perf_counter()
+    listener.begin(replace(recipe, epochs=1), 1, 0)
+    try:
+        alone = learn_head(base, data, recipe.frozen_side)
+        listener.epoch(alone.record, time.perf_counter() - began)
+    finally:
+        listener.end()
+    return alone
 
 
 def _keep_rule(
