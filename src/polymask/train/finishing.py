@@ -15,7 +15,6 @@ images: it is measured on val, for the domain as it is, and kept in the domain's
 **16 bits.** Norms, scalars and head are rounded to numbers that 16 bits hold, unless val says that this costs anything.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -266,10 +265,11 @@ def round_numbers(
     allowed = max(0.1, 100 / len(all_labels(batches))) if domain.target.kind == "classes" else 1e-3 * abs(before)
     if lost <= allowed:
         return True, after
-    rounded = copied(domain.stored())
-    loss = _mean_loss(base, domain, batches) if domain.target.kind == "classes" and ranks is None else math.inf
+    rounded, losses = copied(domain.stored()), []
+    if domain.target.kind == "classes" and ranks is None:
+        losses.append(_mean_loss(base, domain, batches))
     domain.restore(exact)
-    if loss > LOSS_MAY_GROW * _mean_loss(base, domain, batches):
+    if not losses or losses[0] > LOSS_MAY_GROW * _mean_loss(base, domain, batches):
         return False, before
     domain.restore(rounded)
     return True, after

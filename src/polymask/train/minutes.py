@@ -28,7 +28,7 @@ from polymask.data.cache import cache_splits, shrink_of
 from polymask.data.images import DomainData
 from polymask.data.split import SubsetSplit
 from polymask.errors import TrainingError
-from polymask.train.finishing import TRIED, takes
+from polymask.train.finishing import STRENGTHS, TRIED, WORK, takes
 from polymask.train.learner import DomainLearner
 from polymask.train.recipe import Recipe
 
@@ -92,13 +92,12 @@ def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, m
     sides = sides_for(base, method.first_stage(), data)
     recipe = fastest_recipe(base, method.first_stage(), recipe, data.classes, sides[0])
     pace = measure_pace(base, method.first_stage(), recipe, data.classes, sides)
-    is_for_classes = data.target.kind == "classes"
-    once = seconds_to_read(data, base)
-    if is_for_classes and base.feature_dim is not None:
-        once += 2 * seconds_to_fit(len(data.train), base.feature_dim, len(data.classes))
+    once, fits_heads = seconds_to_read(data, base), data.target.kind == "classes" and base.feature_dim is not None
+    if fits_heads:
+        once += 2 * seconds_to_fit(len(data.train), base.feature_dim or 0, len(data.classes))
     left = 60 * minutes - once - (time.perf_counter() - began)
-    plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left, alone=is_for_classes)
-    if not is_for_classes:
+    plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left, alone=fits_heads)
+    if not fits_heads:
         plan = replace(plan, recipe=replace(plan.recipe, frozen_side=None))
     return replace(plan, seconds=plan.seconds + once)
 
@@ -129,7 +128,8 @@ def seconds_to_fit(images: int, features: int, classes: int) -> float:
         began = time.perf_counter()
         cross_entropy(seen @ weight.T, labels).backward()  # type: ignore[no-untyped-call]
         seconds.append(time.perf_counter() - began)
-    return EVALUATIONS * median(seconds) * images / few
+    most = len(STRENGTHS) * WORK // (images * features * classes)
+    return max(1, min(EVALUATIONS, most)) * median(seconds) * images / few
 
 
 def fastest_recipe(base: Base, method: Method, recipe: Recipe, classes: Sequence[str], side: int) -> Recipe:
