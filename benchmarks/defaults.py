@@ -34,7 +34,7 @@ DOMAINS = {
     "gtsrb": "decathlon:{data}/decathlon-mini/gtsrb",
     "letters": "letters",
 }
-START = ":head_start=centred:head_rate=5e-4"  # as `standard` has it
+START = ":head_start=centred:head_rate=5e-4"  # as `standard` had it, without units of features
 METHODS = (
     *("affine-full", "affine-centred:rate=5e-4", "affine-centred:rate=1e-3", "finetune:rate=3e-4"),
     *("affine-full" + START, "finetune:rate=3e-4" + START),
