@@ -1,5 +1,6 @@
 """What so many minutes give: `polymask learn --minutes`, and what people would do instead on the same machine.
 
+    python benchmarks/first_minutes.py --search --data ../shared/data --out results/first-minutes.json
     python benchmarks/first_minutes.py --data ../shared/data --out results/first-minutes.json      # goes on if cut
     python benchmarks/first_minutes.py --table --out results/first-minutes.json
     python benchmarks/first_minutes.py --table --out results/first-minutes.json --figure docs/assets/first-minutes.svg
@@ -10,14 +11,15 @@ measured; test images are measured after that, and never looked at before:
 * polymask       `pm.learn(base, data, minutes=M)`, its default method and recipe
 * regression     frozen features at the largest side that one pass has time for, and scikit-learn's LogisticRegression;
                  its strength is chosen on val
-* fine-tuning    a plain loop over timm's network: Adam, a cosine over the time, all weights at 3e-4, the head at 2e-3
-* LoRA           the same loop over PEFT's LoRA of rank 8 on every convolution, at 3e-3
+* fine-tuning    a plain loop over timm's network: Adam, a cosine over the time, the head at 2e-3
+* LoRA           the same loop over PEFT's LoRA of rank 8 on every convolution
 
 The loops get what polymask gives itself: images decoded once, the same random crops, the layout of images and the type
 of numbers that are fastest, sizes and epochs by the same rules from their own timed steps, images that grow, and the
 size at test chosen on val. They do not get what a plain loop has not: a head that begins centred and is fitted again,
-and the regression as a rival on val. Their rates are what the searches of docs/findings.md chose. Needs timm, peft
-and scikit-learn. Nothing else may run meanwhile.
+and the regression as a rival on val. Their rates are the best on val of three each, searched once on Flowers with
+three minutes (`--search`); polymask has its default's. Needs timm, peft and scikit-learn. Nothing else may run
+meanwhile.
 """
 
 import argparse
@@ -52,7 +54,8 @@ DOMAINS = {
     "letters": "letters",
     "solar-cells": "solar-cells",
 }
-RATES = {"fine-tuning": 3e-4, "LoRA": 3e-3}
+LADDERS = {"fine-tuning": (1e-4, 3e-4, 1e-3), "LoRA": (1e-3, 3e-3, 1e-2)}
+SEARCHED = {"domain": "flowers", "minutes": 3}
 WAYS = ("polymask", "regression", "fine-tuning", "LoRA")
 COLOURS = {"polymask": "#c0392b", "regression": "#7f8c8d", "fine-tuning": "#2471a3", "LoRA": "#b9770e"}
 QUICK = RECIPES["quick"]
@@ -70,6 +73,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--search", action="store_true", help="try the rates of the two loops, and measure nothing")
     parser.add_argument("--table", action="store_true", help="print what was measured before")
     parser.add_argument("--figure", type=Path, help="draw it")
     options = parser.parse_args()
@@ -82,11 +86,15 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All runs that are not in the file yet, each written as soon as it is done."""
     settings = {"base": BASE, "seed": options.seed, "limit": options.limit, "threads": torch.get_num_threads()}
-    results: dict[str, Any] = {"settings": settings, "runs": []}
+    results: dict[str, Any] = {"settings": settings, "search": [], "runs": []}
     if options.out.exists():
         results = json.loads(options.out.read_text())
-    done = {(run["domain"], run["way"], run["minutes"]) for run in results["runs"]}
     base = pm.load_base(BASE)
+    if options.search:
+        search(base, options, results)
+        return results
+    done = {(run["domain"], run["way"], run["minutes"]) for run in results["runs"]}
+    rates = {way: chosen(way, results["search"]) for way in options.ways if way in LADDERS}
     for minutes in options.minutes:
         for domain in options.domains:
             data = load_data(DOMAINS[domain].format(data=options.data), seed=options.seed, limit=options.limit)
@@ -94,19 +102,48 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 if (domain, way, minutes) in done:
                     continue
                 run = {"domain": domain, "way": way, "minutes": minutes}
-                run |= measured(way, base, data, minutes, options.seed)
-                results["runs"].append(run)
-                options.out.write_text(json.dumps(results, indent=1) + "\n")
-                print(run, flush=True)
+                run |= measured(way, base, data, minutes, options.seed, rates.get(way))
+                note(options.out, results, "runs", run)
     return results
 
 
-def measured(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int) -> Result:
+def search(base: pm.Base, options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """The loops at the rates of their ladders, on val; what the file has is not tried again."""
+    domain, minutes = str(SEARCHED["domain"]), float(SEARCHED["minutes"])
+    tried = {(row["way"], row["rate"]) for row in results["search"]}
+    data = load_data(DOMAINS[domain].format(data=options.data), seed=options.seed, limit=options.limit)
+    for way, ladder in LADDERS.items():
+        for rate in ladder:
+            if (way, rate) not in tried:
+                torch.manual_seed(options.seed)
+                about = by_loop(way, base, replace(data, test=None), minutes, options.seed, rate)[1]
+                note(options.out, results, "search", {"way": way, "rate": rate} | SEARCHED | about)
+
+
+def chosen(way: str, tried: list[Result]) -> float:
+    """The rate that was best on val; of equals the smallest."""
+    mine = [row for row in tried if row["way"] == way]
+    if {row["rate"] for row in mine} != set(LADDERS[way]):
+        raise SystemExit(f"{way} has no rate yet: run with --search first")
+    return float(max(mine, key=lambda row: (row["val"], -row["rate"]))["rate"])
+
+
+def note(file: Path, results: dict[str, Any], part: str, row: Result) -> None:
+    """A row is in the file as soon as it is known."""
+    results[part].append(row)
+    file.write_text(json.dumps(results, indent=1) + "\n")
+    print(row, flush=True)
+
+
+def measured(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int, rate: float | None) -> Result:
     """One way with so many minutes, and then its accuracy on test."""
     torch.manual_seed(seed)
     seen = replace(data, test=None)
     began = time.perf_counter()
-    predict, about = HOW[way](base, seen, minutes, seed)
+    if rate is not None:
+        predict, about = by_loop(way, base, seen, minutes, seed, rate)
+    else:
+        predict, about = {"polymask": by_polymask, "regression": by_regression}[way](base, seen, minutes, seed)
     seconds = time.perf_counter() - began
     spec = replace(base.input.at(about["test_side"]), crop=about.pop("crop", base.input.crop), squash=data.squash)
     assert data.test is not None
@@ -171,11 +208,12 @@ def regression_side(base: pm.Base, data: DomainData, seconds: float) -> int:
     return best
 
 
-def by_loop(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int) -> tuple[Predict, Result]:
+def by_loop(
+    way: str, base: pm.Base, data: DomainData, minutes: float, seed: int, rate: float
+) -> tuple[Predict, Result]:
     """A plain loop over timm's network with a new classifier, or over PEFT's LoRA of it."""
     began = time.perf_counter()
     net, head, body = timm_network(way, base, len(data.classes))
-    rate = RATES[way]
     optimiser = torch.optim.Adam([{"params": body, "lr": rate}, {"params": head, "lr": HEAD_RATE}])
     rates = [group["lr"] for group in optimiser.param_groups]
     sides = sides_for(base, method_by(QUICK, "classifier-only"), data)
@@ -206,8 +244,8 @@ def by_loop(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int
     for epoch in range(plan.epochs):
         for images, labels in train.batches(epoch):
             warm = min(1.0, done / len(train)) if plan.epochs > 1 else 1.0
-            for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                group["lr"] = rate * warm * 0.5 * (1 + math.cos(math.pi * done / steps))
+            for group, full in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = full * warm * 0.5 * (1 + math.cos(math.pi * done / steps))
             step(recipe, images, labels)
             done += 1
     net.eval()
@@ -215,7 +253,8 @@ def by_loop(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int
     on_val = {side: accuracy(net, loader_at(data, data.val, base.input.at(side))) for side in test_sides(plan.side)}
     test_side = max(on_val, key=lambda side: (on_val[side], -side))
     learned = sum(p.nbytes for p in (*body, *head)) + sum(b.nbytes for b in net.buffers())
-    about = {"epochs": plan.epochs, "side": plan.side, "test_side": test_side, "bytes": learned}
+    about = {"rate": rate, "val": on_val[test_side], "epochs": plan.epochs, "side": plan.side}
+    about |= {"test_side": test_side, "bytes": learned}
     return net, about | {"bfloat16": recipe.autocast, "channels_last": recipe.channels_last}
 
 
@@ -271,14 +310,6 @@ def accuracy(predict: Predict, batches: Any) -> float:
     """Percent of the images that are classified right."""
     right = [(predict(images).argmax(1) == labels).float() for images, labels in batches.batches()]
     return round(100 * float(torch.cat(right).mean()), 2)
-
-
-HOW: dict[str, Callable[[pm.Base, DomainData, float, int], tuple[Predict, Result]]] = {
-    "polymask": by_polymask,
-    "regression": by_regression,
-    "fine-tuning": partial(by_loop, "fine-tuning"),
-    "LoRA": partial(by_loop, "LoRA"),
-}
 
 
 def table(runs: list[Result]) -> str:
