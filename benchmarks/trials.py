@@ -4,14 +4,18 @@
         --weights ../shared/weights/resnet18-tinyimagenet-64.safetensors --out results/trials.json    # goes on if cut
     python benchmarks/trials.py --table results/trials.json
 
-Every trial has the budget of docs/findings.md: ResNet-18 at 32 px, six epochs of at most 1,000 images, batches of 16,
-norms of its own; test images are not read. "val" is the last epoch's accuracy, "refit" that with the head fitted again
-(`--refit auto`). Bits are what the domain stores for each weight of the base, the head aside.
+Every trial has the budget of docs/findings.md, ResNet-18 at 32 px, six epochs of at most 1,000 images, batches of 16,
+norms of its own, and the default recipe: a head that begins centred and is fitted again. Test images are not read.
+"val" is the last epoch's accuracy, "refit" that with the head fitted again. Bits are what the domain stores for each
+weight of the base, the head aside.
 """
 
 import argparse
 import json
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, cast
@@ -28,23 +32,59 @@ from polymask.methods.baselines import FreeWeights
 from polymask.train.recipe import read_method
 
 DOMAINS = ("dtd", "gtsrb", "omniglot", "vgg-flowers", "cifar100")
-RECIPE = pm.get_recipe("quick", norms="own", batch_size=16, side=32, resized=36, refit="auto")
+RECIPE = pm.get_recipe("standard", norms="own", batch_size=16, side=32, resized=36)
 TRIALS = {
     "finetune:rate=3e-4": "fine-tuning, at the rate of its search",
-    "piggyback-bn:rate=3e-4": "Piggyback with own norms, at the rate of its search",
-    "affine-full:rate=1e-3": "the paper's method, at the rate of its search",
-    "affine-full:rate=1e-3:scalar_rate=3e-4": "scalars at a third of the rate",
-    "affine-full:rate=1e-3:scalar_rate=1e-4": "scalars at a tenth of the rate",
-    "affine-full:rate=1e-3:distance=10": "scores ten steps from the threshold: all bits on at first",
+    "affine-full:rate=3e-4": "the paper's method, at the rate of its search",
+    "affine-centred:rate=3e-3": "the mask around its middle, scalars in units of the layer, at the rate of its search",
+    "affine-centred:rate=1e-2": "the same at a rate that its search had not",
+    "weight-signs:rate=3e-3": "around its middle, and bits begin as signs of W, ten steps from the threshold",
+    "weight-signs:rate=3e-3:steps=3.0": "the same, three steps",
+    "weight-signs:rate=3e-3:steps=30.0": "the same, thirty steps",
+    "weight-signs:rate=3e-3:weighed=true": "ten steps for a weight of mean size, in proportion to its size for others",
+    "weight-signs:rate=1e-2": "signs of W at three times the rate",
+    "affine-centred:rate=3e-3:per=channel": "scalars of each channel",
+    "affine-full:rate=1e-3:distance=10": "the paper's, scores ten steps from the threshold: all bits on at first",
+    "affine-full:rate=1e-3:scalar_rate=1e-4": "the paper's, scalars at a tenth of the rate",
     "tuned-signs:rate=3e-4": "half of the epochs fine-tune; their signs start the mask, at a third of the rate",
     "tuned-signs:rate=3e-4:later=1.0:tuning=0.667": "the same with two thirds, and the mask at the whole rate",
-    "affine-centred:rate=1e-3": "the mask around its middle, scalars in units of the layer",
-    "affine-centred:rate=3e-3": "the same, three times the rate",
-    "affine-full:rate=1e-3:head_start=centred:head_rate=5e-4": "a head that begins at 0 on centred features",
-    "affine-centred:rate=1e-3:head_start=centred:head_rate=5e-4": "the same, around the mask's middle",
-    "affine-centred:rate=3e-3:head_start=centred:head_rate=5e-4": "the same, three times the rate",
-    "finetune:rate=3e-4:head_start=centred:head_rate=5e-4": "fine-tuning with such a head",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSigns(Affine):
+    """Bits that begin as signs of W, which is nearly a scale of W, where bits at random would be noise.
+
+    A score begins `steps` steps from the threshold, so what no gradient asks for stays as it is. `weighed`: so many
+    for a weight of mean size, and in proportion to its size for others.
+    """
+
+    k0: Literal["learned"] = "learned"
+    form: Literal["centred"] = "centred"
+    steps: float = 10.0
+    weighed: bool = False
+    step: float = 1e-4
+
+    def at_rate(self, rate: float) -> "WeightSigns":
+        return replace(self, step=rate)
+
+    def transform(self, site: Site) -> "WeightSignsTransform":
+        return WeightSignsTransform(self, site)
+
+
+class WeightSignsTransform(AffineTransform):
+    """One site's; see `WeightSigns`."""
+
+    def __init__(self, method: WeightSigns, site: Site) -> None:
+        super().__init__(method, site)
+        self.distance, self.weighed, self.starts_on = method.steps * method.step, method.weighed, False
+
+    def begin(self, base_weight: torch.Tensor) -> None:
+        super().begin(base_weight)
+        if self.scores is not None and not base_weight.is_meta:
+            signs = base_weight / base_weight.abs().mean() if self.weighed else base_weight.sign()
+            with torch.no_grad():
+                self.scores.copy_(self.at + self.distance * signs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +131,7 @@ class TunedSigns(Affine):
 
 
 pm.register("tuned-signs", TunedSigns())
+pm.register("weight-signs", WeightSigns())
 
 
 def main() -> None:
@@ -100,6 +141,7 @@ def main() -> None:
     parser.add_argument("--trials", nargs="+", default=list(TRIALS))
     parser.add_argument("--domains", nargs="+", default=list(DOMAINS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print what was measured before")
     options = parser.parse_args()
@@ -109,26 +151,35 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All trials that are not in the file yet, each written as soon as it is done."""
-    torch.set_num_threads(1)
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
     done = {(row["trial"], row["domain"], row["seed"]) for row in rows}
-    base = pm.load_base("resnet18-64", weights=options.weights)
-    wanted = [(s, d, t) for s in options.seeds for d in options.domains for t in options.trials]
-    for seed, domain, trial in wanted:
-        if (trial, domain, seed) in done:
-            continue
-        data = replace(load_data(f"decathlon:{options.data}/{domain}", seed=seed, limit=1000), test=None)
-        text = read_method(trial)
-        learned = pm.learn(base, data, text.method(RECIPE), text.recipe(RECIPE), seed=seed, progress=False)
-        bits = learned.domain.metrics["bits_per_weight"]
-        curve = [round(cast(float, record.val_accuracy), 2) for record in learned.history]
-        refit = round(learned.domain.metrics["val_accuracy"], 2)
-        rows.append(
-            {"trial": trial, "domain": domain, "seed": seed, "val": curve, "refit": refit, "bits": round(bits, 3)}
-        )
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
-        print(rows[-1], flush=True)
+    wanted = [(t, d, s) for s in options.seeds for t in options.trials for d in options.domains]
+    with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+        jobs = [pool.submit(tried, options.data, options.weights, *job) for job in wanted if job not in done]
+        for job in as_completed(jobs):
+            rows.append(job.result())
+            options.out.write_text(json.dumps(sorted(rows, key=partial(place_of, wanted)), indent=1) + "\n")
+            print(rows[-1], flush=True)
     return rows
+
+
+def place_of(wanted: list[tuple[str, str, int]], row: dict[str, Any]) -> int:
+    """Where a row belongs, whichever was done first; those of before come first."""
+    job = (row["trial"], row["domain"], row["seed"])
+    return wanted.index(job) if job in wanted else -1
+
+
+def tried(folder: Path, weights: Path, trial: str, domain: str, seed: int) -> dict[str, Any]:
+    """One trial on one domain."""
+    torch.set_num_threads(1)
+    base = pm.load_base("resnet18-64", weights=weights)
+    data = replace(load_data(f"decathlon:{folder}/{domain}", seed=seed, limit=1000), test=None)
+    text = read_method(trial)
+    learned = pm.learn(base, data, text.method(RECIPE), text.recipe(RECIPE), seed=seed, progress=False)
+    metrics = learned.domain.metrics
+    curve = [round(cast(float, record.val_accuracy), 2) for record in learned.history]
+    found = {"val": curve, "refit": round(metrics["val_accuracy"], 2), "bits": round(metrics["bits_per_weight"], 3)}
+    return {"trial": trial, "domain": domain, "seed": seed} | found
 
 
 def table(rows: list[dict[str, Any]]) -> str:

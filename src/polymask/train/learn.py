@@ -149,16 +149,7 @@ def learn(
     domains, by name, whose masks `affine-cross` and `affine-mix` draw on.
     """
     recipe = get_recipe(recipe)
-    if isinstance(method, str):
-        method = method_by(recipe, method, **options)
-    if sources:
-        method = method.drawing_on(sources)
-    elif method.takes_sources:
-        raise MethodError(
-            f"{method.name} draws on masks of other domains; give sources, or take affine-full or bn-only"
-        )
-    method.check_own(False)  # these are one domain's images
-    method.check_alone()
+    method = _asked_method(method, recipe, sources, options)
     if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
     elif not isinstance(data, DomainData):
@@ -176,38 +167,27 @@ def learn(
             sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
     torch.manual_seed(seed)
     _check_sides(recipe, data)
-    found = alone = None
+    found: list[_Found] = []
     if recipe.epochs:
         domain = new_domain(base, method, data.classes, target=target)
         method.draw_on(domain, list((sources or {}).values()))
         how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
-        found = _trained(base, domain.to(base.device), data, sets, recipe, seed=seed, **how)
+        found.append(_trained(base, domain.to(base.device), data, sets, recipe, seed=seed, **how))
     if recipe.frozen_side is not None:
-        alone = _watched_head(base, data, recipe, None if recipe.epochs else listener)
-        reached = alone.record.val_accuracy
-        if found is not None and found.best is not None and not target.better(reached or 0.0, found.best):
-            alone = None
-        else:
-            found = _Found(alone.domain, [alone.record], {}, reached)
-    assert found is not None  # a recipe has epochs or a frozen side
-    domain, history, sides, best = found
-    otherwise, rounded = recipe.test_side is not None or recipe.frozen_side is not None, False
-    if otherwise and sets.test is not None:
-        sets = replace(sets, test=loader_at(data, data.test, domain.input))
+        found.append(_head_alone(base, data, recipe, None if recipe.epochs else listener))
+    domain, history, sides, best, alone = _better(found, target)
+    fed_otherwise = recipe.test_side is not None or recipe.frozen_side is not None
+    if fed_otherwise:
+        there = [part for part in ("val", "test") if getattr(sets, part) is not None]
+        sets = replace(sets, **{part: loader_at(data, data.splits()[part], domain.input) for part in there})
+    rounded = False
     if recipe.precision != 32:
-        val = loader_at(data, data.val, domain.input) if otherwise and sets.val is not None else sets.val
         known = best if recipe.selection == "best" and len(domain.method.stages) == 1 else None
-        rounded, on_val = round_numbers(base, domain, val, known, ranks)
+        rounded, on_val = round_numbers(base, domain, sets.val, known, ranks)
         best = best if on_val is None else on_val
     if leads:
-        _keep_rule(base, domain, data, sets, alone, fed_otherwise=otherwise)
-    evaluation = result = None
-    if sets.test is not None and target.kind == "classes":
-        measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
-        evaluation = measure(base, domain, measured_batches(domain, sets.test))
-        result = evaluation.accuracy
-    elif sets.test is not None:
-        result = (evaluate if ranks is None else ranks.evaluate)(base, domain, sets.test)
+        _keep_rule(base, domain, data, sets, alone, fed_otherwise=fed_otherwise)
+    result, evaluation = _measured_on_test(base, domain, sets.test, ranks)
     about = {"seed": seed, "data": data.name}
     if isinstance(data, DomainData):
         about |= likeness_note(base, data.train)
@@ -219,6 +199,23 @@ def learn(
     return Learned(domain, history, result, evaluation)
 
 
+def _asked_method(
+    method: str | Method, recipe: Recipe, sources: Mapping[str, Domain] | None, options: dict[str, Any]
+) -> Method:
+    """The method with what recipe, options and sources decide; raise where it is not for one domain by itself."""
+    if isinstance(method, str):
+        method = method_by(recipe, method, **options)
+    if sources:
+        method = method.drawing_on(sources)
+    elif method.takes_sources:
+        raise MethodError(
+            f"{method.name} draws on masks of other domains; give sources, or take affine-full or bn-only"
+        )
+    method.check_own(False)  # these are one domain's images
+    method.check_alone()
+    return method
+
+
 class _Found(NamedTuple):
     """A domain that has learned, what each size at test gives, and the best result on val."""
 
@@ -226,6 +223,7 @@ class _Found(NamedTuple):
     history: list[EpochRecord]
     sides: dict[str, float]
     best: float | None
+    alone: HeadAlone | None = None
 
 
 def _trained(base: Base, domain: Domain, data: Any, sets: Any, recipe: Recipe, **how: Any) -> _Found:
@@ -243,8 +241,8 @@ def _trained(base: Base, domain: Domain, data: Any, sets: Any, recipe: Recipe, *
     return _Found(domain, history, sides, target.best(results))
 
 
-def _watched_head(base: Base, data: DomainData, recipe: Recipe, listener: Listener | None) -> HeadAlone:
-    """A head alone, which is an epoch of its own to the listener."""
+def _head_alone(base: Base, data: DomainData, recipe: Recipe, listener: Listener | None) -> _Found:
+    """A head on the frozen base, which is an epoch of its own to the listener."""
     assert recipe.frozen_side is not None
     listener, began = listener or Listener(), time.perf_counter()
     listener.begin(replace(recipe, epochs=1), 1, 0)
@@ -253,7 +251,29 @@ def _watched_head(base: Base, data: DomainData, recipe: Recipe, listener: Listen
         listener.epoch(alone.record, time.perf_counter() - began)
     finally:
         listener.end()
-    return alone
+    return _Found(alone.domain, [alone.record], {}, alone.record.val_accuracy, alone)
+
+
+def _better(found: Sequence[_Found], target: Target) -> _Found:
+    """What is best on val; of equals the first, and what val says nothing of comes last."""
+    best = found[0]
+    for other in found[1:]:
+        if best.best is None or target.better(other.best or 0.0, best.best):
+            best = other
+    return best
+
+
+def _measured_on_test(
+    base: Base, domain: Domain, test: Any, ranks: "Ranks | None"
+) -> tuple[float | None, Evaluation | None]:
+    """What the target is measured by, and for classes all that is known of them; nothing without test images."""
+    if test is None:
+        return None, None
+    if domain.target.kind != "classes":
+        return (evaluate if ranks is None else ranks.evaluate)(base, domain, test), None
+    measure = evaluate_in_detail if ranks is None else ranks.evaluate_in_detail
+    evaluation = measure(base, domain, measured_batches(domain, test))
+    return evaluation.accuracy, evaluation
 
 
 def _keep_rule(
@@ -269,7 +289,7 @@ def _keep_rule(
         calibrate_seen(base, domain, alone.train, alone.val)
         return
     if fed_otherwise:
-        train, val = (loader_at(data, split, domain.input) for split in (data.train, data.val))
+        train = loader_at(data, data.train, domain.input)
     calibrate_on(base, domain, evenly(train, val), val)
 
 
