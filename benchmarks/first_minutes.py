@@ -11,15 +11,15 @@ measured; test images are measured after that, and never looked at before:
 * polymask       `pm.learn(base, data, minutes=M)`, its default method and recipe
 * regression     frozen features at the largest side that one pass has time for, and scikit-learn's LogisticRegression;
                  its strength is chosen on val
-* fine-tuning    a plain loop over timm's network: Adam, a cosine over the time, the head at 2e-3
+* fine-tuning    a plain loop over timm's network: Adam, half a cosine, steps until the time is over, the head at 2e-3
 * LoRA           the same loop over PEFT's LoRA of rank 8 on every convolution
 
 The loops get what polymask gives itself: images decoded once, the same random crops, the layout of images and the type
-of numbers that are fastest, sizes and epochs by the same rules from their own timed steps, images that grow, and the
-size at test chosen on val. They do not get what a plain loop has not: a head that begins centred and is fitted again,
-and the regression as a rival on val. Their rates are the best on val of three each, searched once on Flowers with
-three minutes (`--search`); polymask has its default's. Needs timm, peft and scikit-learn. Nothing else may run
-meanwhile.
+of numbers that are fastest, sizes by the same rules from their own timed steps, images that grow, and the size at test
+chosen on val; and unlike it they use all of the time. They do not get what a plain loop has not: a head that begins
+centred and is fitted again, and the regression as a rival on val. Their rate, and whether batch norms keep the base's
+statistics, is the best on val of what `--search` tries: two rates each, on Flowers with two minutes. polymask has its
+default's. Needs timm, peft and scikit-learn. Nothing else may run meanwhile.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -43,7 +44,17 @@ from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.train.finishing import TRIED, loader_at
 from polymask.train.learn import make_loaders
-from polymask.train.minutes import FASTER, FASTER_BF16, Pace, faster, plan_for, seconds_to_read, sides_for
+from polymask.train.minutes import (
+    FASTER,
+    FASTER_BF16,
+    MEASURING,
+    OFTEN,
+    SMALLER,
+    Pace,
+    faster,
+    seconds_to_read,
+    sides_for,
+)
 from polymask.train.recipe import RECIPES, method_by
 
 BASE, TIMM = "efficientnet-lite0", "efficientnet_lite0"
@@ -54,8 +65,11 @@ DOMAINS = {
     "letters": "letters",
     "solar-cells": "solar-cells",
 }
-LADDERS = {"fine-tuning": (1e-4, 3e-4, 1e-3), "LoRA": (1e-3, 3e-3, 1e-2)}
-SEARCHED = {"domain": "flowers", "minutes": 3}
+TRIED_RATES = {
+    "fine-tuning": {"own": (1e-3, 3e-3), "base's": (3e-4, 1e-3)},
+    "LoRA": {"own": (3e-3, 1e-2), "base's": (3e-3, 1e-2)},
+}  # by the statistics that batch norms have
+SEARCHED = {"domain": "flowers", "minutes": 2}
 WAYS = ("polymask", "regression", "fine-tuning", "LoRA")
 COLOURS = {"polymask": "#c0392b", "regression": "#7f8c8d", "fine-tuning": "#2471a3", "LoRA": "#b9770e"}
 QUICK = RECIPES["quick"]
@@ -94,7 +108,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         search(base, options, results)
         return results
     done = {(run["domain"], run["way"], run["minutes"]) for run in results["runs"]}
-    rates = {way: chosen(way, results["search"]) for way in options.ways if way in LADDERS}
+    settings_of = {way: chosen(way, results["search"]) for way in options.ways if way in TRIED_RATES}
     for minutes in options.minutes:
         for domain in options.domains:
             data = load_data(DOMAINS[domain].format(data=options.data), seed=options.seed, limit=options.limit)
@@ -102,7 +116,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 if (domain, way, minutes) in done:
                     continue
                 run = {"domain": domain, "way": way, "minutes": minutes}
-                run |= measured(way, base, data, minutes, options.seed, rates.get(way))
+                run |= measured(way, base, data, minutes, options.seed, settings_of.get(way))
                 note(options.out, results, "runs", run)
     return results
 
@@ -110,22 +124,28 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def search(base: pm.Base, options: argparse.Namespace, results: dict[str, Any]) -> None:
     """The loops at the rates of their ladders, on val; what the file has is not tried again."""
     domain, minutes = str(SEARCHED["domain"]), float(SEARCHED["minutes"])
-    tried = {(row["way"], row["rate"]) for row in results["search"]}
     data = load_data(DOMAINS[domain].format(data=options.data), seed=options.seed, limit=options.limit)
-    for way, ladder in LADDERS.items():
-        for rate in ladder:
-            if (way, rate) not in tried:
-                torch.manual_seed(options.seed)
-                about = by_loop(way, base, replace(data, test=None), minutes, options.seed, rate)[1]
-                note(options.out, results, "search", {"way": way, "rate": rate} | SEARCHED | about)
+    for way in TRIED_RATES:
+        for loop in loops(way):
+            if any(row["way"] == way and loop.items() <= row.items() for row in results["search"]):
+                continue
+            torch.manual_seed(options.seed)
+            about = by_loop(way, base, replace(data, test=None), minutes, options.seed, loop)[1]
+            note(options.out, results, "search", {"way": way} | SEARCHED | about)
 
 
-def chosen(way: str, tried: list[Result]) -> float:
-    """The rate that was best on val; of equals the smallest."""
+def loops(way: str) -> list[Result]:
+    """What is tried for a loop."""
+    return [{"statistics": whose, "rate": rate} for whose, rates in TRIED_RATES[way].items() for rate in rates]
+
+
+def chosen(way: str, tried: list[Result]) -> Result:
+    """What was best on val; of equals the first."""
     mine = [row for row in tried if row["way"] == way]
-    if {row["rate"] for row in mine} != set(LADDERS[way]):
+    if len(mine) < len(loops(way)):
         raise SystemExit(f"{way} has no rate yet: run with --search first")
-    return float(max(mine, key=lambda row: (row["val"], -row["rate"]))["rate"])
+    best = max(mine, key=lambda row: row["val"])
+    return {name: best[name] for name in ("statistics", "rate")}
 
 
 def note(file: Path, results: dict[str, Any], part: str, row: Result) -> None:
@@ -135,13 +155,13 @@ def note(file: Path, results: dict[str, Any], part: str, row: Result) -> None:
     print(row, flush=True)
 
 
-def measured(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int, rate: float | None) -> Result:
+def measured(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int, loop: Result | None) -> Result:
     """One way with so many minutes, and then its accuracy on test."""
     torch.manual_seed(seed)
     seen = replace(data, test=None)
     began = time.perf_counter()
-    if rate is not None:
-        predict, about = by_loop(way, base, seen, minutes, seed, rate)
+    if loop is not None:
+        predict, about = by_loop(way, base, seen, minutes, seed, loop)
     else:
         predict, about = {"polymask": by_polymask, "regression": by_regression}[way](base, seen, minutes, seed)
     seconds = time.perf_counter() - began
@@ -209,17 +229,20 @@ def regression_side(base: pm.Base, data: DomainData, seconds: float) -> int:
 
 
 def by_loop(
-    way: str, base: pm.Base, data: DomainData, minutes: float, seed: int, rate: float
+    way: str, base: pm.Base, data: DomainData, minutes: float, seed: int, loop: Result
 ) -> tuple[Predict, Result]:
     """A plain loop over timm's network with a new classifier, or over PEFT's LoRA of it."""
     began = time.perf_counter()
     net, head, body = timm_network(way, base, len(data.classes))
-    optimiser = torch.optim.Adam([{"params": body, "lr": rate}, {"params": head, "lr": HEAD_RATE}])
+    optimiser = torch.optim.Adam([{"params": body, "lr": loop["rate"]}, {"params": head, "lr": HEAD_RATE}])
     rates = [group["lr"] for group in optimiser.param_groups]
     sides = sides_for(base, method_by(QUICK, "classifier-only"), data)
+    norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] if loop["statistics"] == "base's" else []
 
     def step(recipe: pm.Recipe, images: Tensor, labels: Tensor) -> None:
         net.train()
+        for norm in norms:
+            norm.eval()
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.autocast):
             loss = cross_entropy(net(images.contiguous(memory_format=layout_of(recipe))), labels)
         optimiser.zero_grad()
@@ -237,25 +260,43 @@ def by_loop(
     pace = pace_of(partial(step, recipe), sides, len(data.classes))
     net.load_state_dict(start)
     optimiser.state.clear()
-    left = 60 * minutes - seconds_to_read(data, base) - (time.perf_counter() - began)
-    plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left).recipe
+    end = began + 60 * minutes
+    plan, measuring = loop_plan(recipe, pace, sides, data, end - time.perf_counter() - seconds_to_read(data, base) / 2)
     train = make_loaders(data, base.input, plan, seed=seed).train
-    steps, done = plan.epochs * len(train), 0
-    for epoch in range(plan.epochs):
-        for images, labels in train.batches(epoch):
-            warm = min(1.0, done / len(train)) if plan.epochs > 1 else 1.0
-            for group, full in zip(optimiser.param_groups, rates, strict=True):
-                group["lr"] = full * warm * 0.5 * (1 + math.cos(math.pi * done / steps))
-            step(recipe, images, labels)
-            done += 1
+    start_of_steps, done = time.perf_counter(), 0
+    whole = end - measuring - start_of_steps
+    for images, labels in (batch for epoch in count() for batch in train.batches(epoch)):
+        passed = (time.perf_counter() - start_of_steps) / whole
+        if passed >= 1:
+            break
+        warm = min(1.0, done / len(train)) if plan.epochs > 1 else 1.0
+        for group, full in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = full * warm * 0.5 * (1 + math.cos(math.pi * passed))
+        step(recipe, images, labels)
+        done += 1
     net.eval()
     assert plan.side is not None
-    on_val = {side: accuracy(net, loader_at(data, data.val, base.input.at(side))) for side in test_sides(plan.side)}
+    spec = replace(base.input, squash=data.squash)
+    on_val = {side: accuracy(net, loader_at(data, data.val, spec.at(side))) for side in test_sides(plan.side)}
     test_side = max(on_val, key=lambda side: (on_val[side], -side))
     learned = sum(p.nbytes for p in (*body, *head)) + sum(b.nbytes for b in net.buffers())
-    about = {"rate": rate, "val": on_val[test_side], "epochs": plan.epochs, "side": plan.side}
+    about = loop | {"val": on_val[test_side], "epochs": round(done / len(train), 2), "side": plan.side}
     about |= {"test_side": test_side, "bytes": learned}
     return net, about | {"bfloat16": recipe.autocast, "channels_last": recipe.channels_last}
+
+
+def loop_plan(
+    recipe: pm.Recipe, pace: Pace, sides: list[int], data: DomainData, seconds: float
+) -> tuple[pm.Recipe, float]:
+    """The largest side with which every image is seen `OFTEN` times, as polymask chooses it; seconds that val takes."""
+    plans = []
+    for side in sides:
+        first = max((one for one in sides if one <= SMALLER * side), default=side)
+        measuring = len(data.val) * MEASURING * sum(pace.seconds(tried) for tried in test_sides(side))
+        epochs = (seconds - measuring) / (len(data.train) * (pace.seconds(first) + pace.seconds(side)) / 2)
+        plans.append((replace(recipe, side=side, first_side=first, epochs=max(1, round(epochs))), measuring))
+    often = [plan for plan in plans if plan[0].epochs >= OFTEN]
+    return often[-1] if often else plans[0]
 
 
 def layout_of(recipe: pm.Recipe) -> torch.memory_format:

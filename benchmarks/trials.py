@@ -2,7 +2,7 @@
 
     python benchmarks/trials.py --data ../shared/data/decathlon-mini \
         --weights ../shared/weights/resnet18-tinyimagenet-64.safetensors --out results/trials.json    # goes on if cut
-    python benchmarks/trials.py --table results/trials.json
+    python benchmarks/trials.py --table --out results/trials.json
 
 Every trial has the budget of docs/findings.md, ResNet-18 at 32 px, six epochs of at most 1,000 images, batches of 16,
 norms of its own, and the default recipe: a head that begins centred and is fitted again. Test images are not read.
@@ -142,10 +142,10 @@ def main() -> None:
     parser.add_argument("--domains", nargs="+", default=list(DOMAINS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path, help="print what was measured before")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print what was measured before")
     options = parser.parse_args()
-    rows = json.loads(options.table.read_text()) if options.table else measure(options)
+    rows = json.loads(options.out.read_text()) if options.table else measure(options)
     print(table(rows))
 
 

@@ -1,4 +1,4 @@
-"""Write the measured parts of docs/unknown.md, extend.md, cross.md, training.md and convert.md from results/.
+"""Write the measured parts of docs/unknown.md, extend.md, cross.md, training.md, convert.md and findings.md from results/.
 
 python tools/benchmark_tables.py [--check]
 """
@@ -19,6 +19,7 @@ PAGES = {
     "head_start": "training",
     "sizes": "training",
     "convert_library": "convert",
+    "trials": "findings",
 }
 
 
