@@ -1,4 +1,4 @@
-"""Write the measured parts of docs/unknown.md, extend.md, cross.md, training.md, convert.md and findings.md from results/.
+"""Write the measured parts of pages of docs/ from results/: the tables that a benchmark prints of what it measured.
 
 python tools/benchmark_tables.py [--check]
 """
