@@ -39,7 +39,7 @@ SETTINGS = {
     "decathlon": ("ResNet-18, 32 px", pm.get_recipe("standard", **SMALL), 1000),
     "sketch": ("EfficientNet-Lite0, 64 px", pm.get_recipe("standard", side=64, epochs=5), 2048),
 }  # a title, the recipe, and training images at most
-DOMAINS = {"decathlon": ("omniglot", "dtd", "gtsrb"), "sketch": ("flowers", "stanford-cars")}
+DOMAINS = {"decathlon": ("omniglot", "dtd", "gtsrb"), "sketch": ("flowers", "cars")}
 TRIALS = {
     "finetune:rate=3e-4": "fine-tuning, at the rate of its search",
     "affine-full:rate=3e-4": "the paper's method",
@@ -189,6 +189,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         jobs = [pool.submit(tried, options.data, options.weights, *job) for job in wanted if job not in done]
         for job in as_completed(jobs):
+            if job.exception() is not None:
+                pool.shutdown(cancel_futures=True)
             rows.append(job.result())
             options.out.write_text(json.dumps(sorted(rows, key=partial(place_of, wanted)), indent=1) + "\n")
             print(rows[-1], flush=True)
@@ -208,7 +210,7 @@ def tried(folder: Path, weights: Path, trial: str, domain: str, seed: int) -> di
     base = pm.load_base("efficientnet-lite0") if setting == "sketch" else pm.load_base("resnet18-64", weights=weights)
     _, recipe, limit = SETTINGS[setting]
     data = load_data(f"{setting}:{folder}/{setting}-mini/{domain}", seed=seed)
-    if domain == "stanford-cars":
+    if domain == "cars":
         data = data.first_classes(100)
     data = replace(data, test=None, train=limited(data.train, limit, seed, domain))
     text = read_method(trial)
