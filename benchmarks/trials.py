@@ -42,11 +42,13 @@ SETTINGS = {
 DOMAINS = {"decathlon": ("omniglot", "dtd", "gtsrb"), "sketch": ("flowers", "cars")}
 TRIALS = {
     "finetune:rate=3e-4": "fine-tuning, at the rate of its search",
+    "finetune:rate=3e-4:head_rate=5e-4": "fine-tuning with a head that learns faster",
     "affine-full:rate=3e-4": "the paper's method",
     "affine-full:rate=1e-3": "the paper's method",
     "affine-centred:rate=1e-3": "the mask around its middle, scalars in units of the layer",
     "affine-centred:rate=3e-3": "the mask around its middle, scalars in units of the layer",
     "affine-centred:rate=1e-2": "the mask around its middle, scalars in units of the layer",
+    "affine-centred:rate=3e-3:head_rate=5e-4": "around its middle, with a head that learns faster",
     "weight-signs:rate=3e-3": "around its middle, and bits begin as signs of W, ten steps from the threshold",
     "weight-signs:rate=3e-3:steps=3.0": "signs of W, three steps from the threshold",
     "weight-signs:rate=3e-3:steps=30.0": "signs of W, thirty steps from the threshold",

@@ -32,11 +32,11 @@ def test_nothing_is_forgotten_and_every_method_is_measured(run):
     assert result.nothing_forgotten
     assert result.fingerprint_before == result.fingerprint_after
     for domain in result.domains:
-        assert [m.method for m in domain.methods] == ["classifier-only", "finetune", "affine-full"]
+        assert [m.method for m in domain.methods] == ["classifier-only", "finetune", "affine-centred"]
         assert domain.unchanged
         assert len(domain.layers) == 49
         assert len(domain.predictions) == 6
-        share = 1 - domain.result_of("affine-full").test_accuracy / 100
+        share = 1 - domain.result_of("affine-centred").test_accuracy / 100
         wrong, right = round(domain.test_images * share), round(domain.test_images * (1 - share))
         shown = sum(not example.right for example in domain.predictions)
         assert shown == min(wrong, max(3, 6 - right))
@@ -49,14 +49,14 @@ def test_the_packs_stay_and_can_be_used(run):
     assert model.domains == ["three", "two"]
     assert model(torch.zeros(2, 3, 32, 32), domain="three").shape == (2, 3)
     for domain in result.domains:
-        assert domain.result_of("affine-full").bytes == (out / f"{domain.name}.safetensors").stat().st_size
+        assert domain.result_of("affine-centred").bytes == (out / f"{domain.name}.safetensors").stat().st_size
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
 def test_the_report_is_one_file_with_the_numbers(run):
     out, result = run
     page = (out / "report.html").read_text()
-    accuracy = result.domains[0].result_of("affine-full").test_accuracy
+    accuracy = result.domains[0].result_of("affine-centred").test_accuracy
     assert f"{accuracy:.1f}" in page
     assert 'src="http' not in page
     again = DemoResult.from_json(json.loads(json.dumps(result.to_json())))

@@ -101,7 +101,7 @@ def test_learn_goes_on_by_itself_where_nothing_has_changed(room, capsys, monkeyp
         assert main(words) == 130
     assert "the same command goes on from there" in capsys.readouterr().err
     assert main([*words, "--epochs", "5", "--rate", "0.5"]) == 1
-    assert "other settings: epochs 2 → 5, rate 0.0005 → 0.5; " in capsys.readouterr().err
+    assert "other settings: epochs 2 → 5, rate 0.001 → 0.5; " in capsys.readouterr().err
     assert main([*words, "--limit", "6"]) == 1
     assert "training images" in capsys.readouterr().err
     assert main(words) == 0

@@ -63,7 +63,7 @@ def test_learn_says_what_it_chose_and_prints_json_only_on_standard_output(learne
     assert 0 <= result["test_accuracy"] <= 100
     assert result["bytes"] == (room / result["pack"]).stat().st_size
     assert 1 < result["bits_per_weight"] < 2.5
-    for choice in ("efficientnet-lite0", "affine-full", "standard"):
+    for choice in ("efficientnet-lite0", "affine-centred", "standard"):
         assert choice in run.stderr
 
 
@@ -379,7 +379,7 @@ def test_learn_from_other_domains_remove_and_bake(room, printed, capsys):
     library = ["--library", "crossed"]
     for words, problem in [
         (["learn", "more", *SMALL, "--method", "affine-mix", *out], "affine-mix needs --from"),
-        (["learn", "more", *SMALL, "--from", "source", *out], "affine-full takes no --from"),
+        (["learn", "more", *SMALL, "--from", "source", *out], "affine-centred takes no --from"),
         (["learn", "more", *SMALL, "--method", "affine-cross", "--from", "sorce", *out], "did you mean source"),
         (["remove", "source", *library], "mixed draw on the masks of source"),
         (["bake", "source", *library], "stands alone already"),

@@ -43,7 +43,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
     """The domain's name: its pack becomes LIBRARY/NAME.safetensors."""
     base: str = "efficientnet-lite0"
     """A built-in base, timm:NAME, torchvision:NAME, or a base's file."""
-    method: str = "affine-full"
+    method: str = "affine-centred"
     """See `polymask methods`; options after colons: lora:rank=4:rate=3e-3."""
     bits: float | None = None
     """Store at most so many bits of mask a weight, below 1: as --method affine-coarse:bits=BITS."""

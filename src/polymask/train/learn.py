@@ -123,7 +123,7 @@ class Learned:
 def learn(
     base: Base,
     data: Any,
-    method: str | Method = "affine-full",
+    method: str | Method = "affine-centred",
     recipe: str | Recipe = "standard",
     *,
     classes: Sequence[str] | None = None,

@@ -289,7 +289,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="residual-adapters", side=64, resized=72, **_RESIDUAL_ADAPTERS),
         Recipe(name="pretrain", **_SLOW),
         _QUICK,
-        replace(_QUICK, name="standard", head_start="centred", head_rate=2e-4, refit="auto"),
+        replace(_QUICK, name="standard", rate=1e-3, head_start="centred", head_rate=2e-4, refit="auto"),
     )
 }
 
