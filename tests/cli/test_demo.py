@@ -9,6 +9,7 @@ from rich.console import Console
 import polymask as pm
 from image_folders import make_folder
 from polymask.cli import demo
+from polymask.cli.pretrain import DemoVerb
 from polymask.report.demo_page import DemoResult
 from polymask.train.fit import Listener
 
@@ -40,6 +41,17 @@ def test_nothing_is_forgotten_and_every_method_is_measured(run):
         wrong, right = round(domain.test_images * share), round(domain.test_images * (1 - share))
         shown = sum(not example.right for example in domain.predictions)
         assert shown == min(wrong, max(3, 6 - right))
+
+
+def test_the_verb_prints_a_table_with_the_packs_sizes(run, tmp_path):
+    out, result = run
+    console = Console(file=(tmp_path / "said.txt").open("w"), width=120)
+    DemoVerb(out=out).present(demo.main_numbers(result, out / "report.html"), console)
+    console.file.close()
+    said = (tmp_path / "said.txt").read_text()
+    assert "affine-centred" in said
+    assert all(f"{d.result_of('affine-centred').bytes / 1e6:.2f} MB" in said for d in result.domains)
+    assert "nothing was forgotten" in said
 
 
 def test_the_packs_stay_and_can_be_used(run):

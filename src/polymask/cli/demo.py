@@ -77,7 +77,7 @@ def run_demo(
         again = model(probe, domain=result.name)
         same = isinstance(again, Tensor) and torch.equal(again, before_others)
         results.append(replace(result, unchanged=same))
-    settings = {"seed": str(seed), "recipe": "standard for every method; all that fine-tuning learns, at its rate for whole weights"}
+    settings = {"seed": str(seed), "recipe": "standard; for finetune all at its rate for whole weights"}
     for domain in DOMAINS:
         budget = f"{domain.images} training images at most, {domain.epochs} epochs at {domain.side} px"
         settings[domain.source] = budget
