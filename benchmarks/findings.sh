@@ -52,10 +52,10 @@ if [ "$recipe" = standard ]; then
     tune=(--tune rate=1e-4,3e-4,1e-3 affine-centred:rate=3e-4,1e-3,3e-3,1e-2 lora-conv:rate=1e-3,3e-3,1e-2)
 fi
 
-sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe "$recipe" --selection "$selection" --weight-rate 1e-4
+sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe "$recipe" --selection "$selection" --rate 5e-4 --weight-rate 1e-4
     --epochs 5 --limit 2048 --side 64)
 decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
-    --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe "$recipe" --selection "$selection" --weight-rate 1e-4
+    --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe "$recipe" --selection "$selection" --rate 5e-4 --weight-rate 1e-4
     --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
 
 # run_groups OPTIONS…: all groups of methods, or those that the variable ONLY names; SEEDS for other seeds than all.

@@ -5,6 +5,11 @@
     python benchmarks/first_minutes.py --table --out results/first-minutes.json
     python benchmarks/first_minutes.py --table --out results/first-minutes.json --figure docs/assets/first-minutes.svg
 
+Every run has one core to itself. On a machine with two, two processes share the runs, each bound to its core:
+
+    taskset -c 0 python benchmarks/first_minutes.py … --turn 0/2 &
+    taskset -c 1 python benchmarks/first_minutes.py … --turn 1/2
+
 Four ways, interleaved domain by domain, each with 1, 3 and 10 minutes from the first image read to the network that is
 measured; test images are measured after that, and never looked at before:
 
@@ -18,16 +23,15 @@ The loops get what polymask gives itself: images decoded once, the same random c
 of numbers that are fastest, sizes by the same rules from their own timed steps, images that grow, and the size at test
 chosen on val; and unlike it they use all of the time. They do not get what a plain loop has not: a head that begins
 centred and is fitted again, and the regression as a rival on val. Their rate, and whether batch norms keep the base's
-statistics, is the best on val of what `--search` tries: two rates each, on Flowers with two minutes. polymask has its
-default's. Needs timm, peft and scikit-learn. Nothing else may run meanwhile.
+statistics, is the best on val of what `--search` tries, on Flowers with two minutes. polymask has its default's. Needs
+timm, peft and scikit-learn. Nothing else may run meanwhile.
 """
 
 import argparse
-import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -36,6 +40,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
+from kept import read, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -57,7 +62,7 @@ from polymask.train.minutes import (
 )
 from polymask.train.recipe import RECIPES, method_by
 
-BASE, TIMM = "efficientnet-lite0", "efficientnet_lite0"
+BASE, TIMM = "efficientnet-lite0", "tf_efficientnet_lite0"
 DOMAINS = {
     "flowers": "sketch:{data}/sketch-mini/flowers",
     "dtd": "decathlon:{data}/decathlon-mini/dtd",
@@ -66,9 +71,10 @@ DOMAINS = {
     "solar-cells": "solar-cells",
 }
 TRIED_RATES = {
-    "fine-tuning": {"own": (1e-3, 3e-3), "base's": (3e-4, 1e-3)},
-    "LoRA": {"own": (3e-3, 1e-2), "base's": (3e-3, 1e-2)},
+    "fine-tuning": {"own": (1e-3, 3e-3), "base's": (1e-4, 3e-4)},
+    "LoRA": {"own": (3e-3, 1e-2), "base's": (3e-4, 1e-3)},
 }  # by the statistics that batch norms have
+MOMENTUM = 0.1  # of own statistics: the network's own, 0.01, is too slow for so few steps
 SEARCHED = {"domain": "flowers", "minutes": 2}
 WAYS = ("polymask", "regression", "fine-tuning", "LoRA")
 COLOURS = {"polymask": "#c0392b", "regression": "#7f8c8d", "fine-tuning": "#2471a3", "LoRA": "#b9770e"}
@@ -87,51 +93,60 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--turn", default="0/1", help="K/N: of every N runs, that at place K; each process has its own")
     parser.add_argument("--search", action="store_true", help="try the rates of the two loops, and measure nothing")
     parser.add_argument("--table", action="store_true", help="print what was measured before")
     parser.add_argument("--figure", type=Path, help="draw it")
     options = parser.parse_args()
-    results = json.loads(options.out.read_text()) if options.table else measure(options)
+    if not options.table:
+        torch.set_num_threads(1)
+        measure(options)
+    runs = rows(options.out, "run")
     if options.figure is not None:
-        draw(results["runs"], options.figure)
-    print(table(results["runs"]))
+        draw(runs, options.figure)
+    print(table(runs))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All runs that are not in the file yet, each written as soon as it is done."""
-    settings = {"base": BASE, "seed": options.seed, "limit": options.limit, "threads": torch.get_num_threads()}
-    results: dict[str, Any] = {"settings": settings, "search": [], "runs": []}
-    if options.out.exists():
-        results = json.loads(options.out.read_text())
+def measure(options: argparse.Namespace) -> None:
+    """All runs of this process's turn that are not in the file yet, each written as soon as it is done."""
     base = pm.load_base(BASE)
-    if options.search:
-        search(base, options, results)
-        return results
-    done = {(run["domain"], run["way"], run["minutes"]) for run in results["runs"]}
-    settings_of = {way: chosen(way, results["search"]) for way in options.ways if way in TRIED_RATES}
-    for minutes in options.minutes:
-        for domain in options.domains:
-            data = load_data(DOMAINS[domain].format(data=options.data), seed=options.seed, limit=options.limit)
-            for way in options.ways:
-                if (domain, way, minutes) in done:
-                    continue
-                run = {"domain": domain, "way": way, "minutes": minutes}
-                run |= measured(way, base, data, minutes, options.seed, settings_of.get(way))
-                note(options.out, results, "runs", run)
-    return results
-
-
-def search(base: pm.Base, options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """The loops at the rates of their ladders, on val; what the file has is not tried again."""
-    domain, minutes = str(SEARCHED["domain"]), float(SEARCHED["minutes"])
-    data = load_data(DOMAINS[domain].format(data=options.data), seed=options.seed, limit=options.limit)
-    for way in TRIED_RATES:
-        for loop in loops(way):
-            if any(row["way"] == way and loop.items() <= row.items() for row in results["search"]):
-                continue
+    asked = searches() if options.search else runs(options.minutes, options.domains, options.ways)
+    loops_of = {} if options.search else {way: chosen(way, rows(options.out, "search")) for way in TRIED_RATES}
+    place, processes = map(int, options.turn.split("/"))
+    for run in asked[place::processes]:
+        key = " ".join(value if isinstance(value, str) else f"{value:g}" for value in run.values())
+        if key in read(options.out):
+            continue
+        data = load_data(DOMAINS[run["domain"]].format(data=options.data), seed=options.seed, limit=options.limit)
+        if options.search:
             torch.manual_seed(options.seed)
-            about = by_loop(way, base, replace(data, test=None), minutes, options.seed, loop)[1]
-            note(options.out, results, "search", {"way": way} | SEARCHED | about)
+            loop = {"statistics": run["statistics"], "rate": run["rate"]}
+            about = by_loop(run["way"], base, replace(data, test=None), run["minutes"], options.seed, loop)[1]
+        else:
+            about = measured(run["way"], base, data, run["minutes"], options.seed, loops_of.get(run["way"]))
+        row = run | about | {"base": BASE, "seed": options.seed, "limit": options.limit}
+        write(options.out, {key: row})
+        print(row, flush=True)
+
+
+def searches() -> list[Result]:
+    """The loops at the rates of their ladders, to be compared on val."""
+    return [{"what": "search", "way": way} | SEARCHED | loop for way in TRIED_RATES for loop in loops(way)]
+
+
+def runs(minutes: Iterable[float], domains: Sequence[str], ways: Sequence[str]) -> list[Result]:
+    """All ways on each domain before the next; each domain begins with another, so that no core has always the same."""
+    return [
+        {"what": "run", "domain": domain, "way": ways[(place + turn) % len(ways)], "minutes": m}
+        for m in minutes
+        for turn, domain in enumerate(domains)
+        for place in range(len(ways))
+    ]
+
+
+def rows(file: Path, what: str) -> list[Result]:
+    """What the file has of searches or runs."""
+    return [row for row in read(file).values() if row["what"] == what]
 
 
 def loops(way: str) -> list[Result]:
@@ -146,13 +161,6 @@ def chosen(way: str, tried: list[Result]) -> Result:
         raise SystemExit(f"{way} has no rate yet: run with --search first")
     best = max(mine, key=lambda row: row["val"])
     return {name: best[name] for name in ("statistics", "rate")}
-
-
-def note(file: Path, results: dict[str, Any], part: str, row: Result) -> None:
-    """A row is in the file as soon as it is known."""
-    results[part].append(row)
-    file.write_text(json.dumps(results, indent=1) + "\n")
-    print(row, flush=True)
 
 
 def measured(way: str, base: pm.Base, data: DomainData, minutes: float, seed: int, loop: Result | None) -> Result:
@@ -312,6 +320,8 @@ def timm_network(way: str, base: pm.Base, classes: int) -> tuple[nn.Module, list
     if set(missing) != {"classifier.weight", "classifier.bias"}:
         raise SystemExit(f"timm's {TIMM} is not the base's network; it misses {missing[:3]}")
     net = net.to(memory_format=torch.channels_last)
+    for norm in (m for m in net.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.momentum = MOMENTUM
     if way == "LoRA":
         from peft import LoraConfig, get_peft_model
 
@@ -343,7 +353,7 @@ def seconds_of_step(step: Callable[[Tensor, Tensor], None], side: int, classes: 
 
 def test_sides(side: int) -> list[int]:
     """The sides at test that polymask tries too."""
-    return sorted({8 * round(factor * side / 8) for factor in TRIED})
+    return sorted({side} | {8 * round(factor * side / 8) for factor in TRIED})
 
 
 @torch.no_grad()
@@ -356,7 +366,10 @@ def accuracy(predict: Predict, batches: Any) -> float:
 def table(runs: list[Result]) -> str:
     """A row for each way with so many minutes: the mean over domains that all have, each domain, bytes."""
     minutes = sorted({run["minutes"] for run in runs})
-    ways, domains = (list(dict.fromkeys(run[what] for run in runs)) for what in ("way", "domain"))
+    ways, domains = (
+        [each for each in known if each in {run[what] for run in runs}]
+        for what, known in (("way", WAYS), ("domain", DOMAINS))
+    )
     found = {(run["minutes"], run["way"], run["domain"]): run for run in runs}
     heads = ["minutes", "way", "mean", *domains, "MB"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -376,11 +389,11 @@ def draw(runs: list[Result], file: Path) -> None:
     """Accuracy against minutes: the mean over domains, and every domain."""
     from matplotlib import pyplot as plt
 
-    domains = list(dict.fromkeys(run["domain"] for run in runs))
+    domains = [domain for domain in DOMAINS if any(run["domain"] == domain for run in runs)]
     figure, axes = plt.subplots(1, len(domains) + 1, figsize=(2.6 * (len(domains) + 1), 3.1), layout="constrained")
     for place, title in enumerate(["mean", *domains]):
         mine = [run for run in runs if title in ("mean", run["domain"])]
-        for way in dict.fromkeys(run["way"] for run in mine):
+        for way in (way for way in WAYS if any(run["way"] == way for run in mine)):
             by_minutes: dict[float, list[float]] = {}
             for run in mine:
                 if run["way"] == way:

@@ -18,6 +18,7 @@ PAGES = {
     "first_minutes": "training",
     "head_start": "training",
     "sizes": "training",
+    "test_sizes": "training",
     "convert_library": "convert",
     "trials": "findings",
 }

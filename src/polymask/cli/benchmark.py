@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from polymask.benchmarks.planning import Request
     from polymask.benchmarks.records import Outcome, Plan
 
-Changes: Any = recipe_overrides("Changes", without=("name", "selection", "train_on_val"))
+_OTHERWISE = ("test_side", "frozen_side")  # every method is measured as it learned
+Changes: Any = recipe_overrides("Changes", without=("name", "selection", "train_on_val", *_OTHERWISE))
 
 
 @dataclass(kw_only=True)
@@ -154,6 +155,7 @@ class BenchmarkVerb(BaseVerb):
         if not set(directions) <= {"down", "up"}:
             raise BenchmarkError(f"--orders {self.orders}: give down, up, or both")
         recipe = get_recipe(self.recipe or suite.recipe, **given_fields(self.changes))
+        recipe = replace(recipe, **dict.fromkeys(_OTHERWISE))
         return Request(
             suite=suite,
             base=BaseName(self.base, self.weights, self.device),

@@ -9,13 +9,14 @@ by L-BFGS on all images at once, for falling λ, each from the solution before i
 W and b, so the head is the usual one. The same on the base's own features gives a domain without training.
 
 **The size.** Random crops make things look larger in training than a centre crop of the same size does at test, so a
-network often sees more on larger images than it was trained on (arXiv 1906.06423). Which size is best depends on the
-images: it is measured on val, for the domain as it is, and kept in the domain's input.
+network often sees more on larger images than it was trained on (arXiv 1906.06423). Its features are others there, so
+the head is fitted again for each size that is tried, to training images of that size. Which size is best depends on the
+images: it is measured on val, from the smallest on as long as larger is better, and kept in the domain's input.
 
 **16 bits.** Norms, scalars and head are rounded to numbers that 16 bits hold, unless val says that this costs anything.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -36,7 +37,7 @@ from polymask.data.preprocess import Preprocess, eval_transform
 from polymask.data.split import Split
 from polymask.errors import DataError, TrainingError
 from polymask.train.learner import EpochRecord
-from polymask.train.predict import all_labels, evaluate, feature_network, network
+from polymask.train.predict import all_labels, evaluate, feature_network, network, outputs
 from polymask.train.recipe import LARGEST_SIDE, Recipe
 from polymask.train.state import copied
 
@@ -47,44 +48,109 @@ STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
 STEPS = 100  # of L-BFGS, for each λ, or as many as this much work allows:
 WORK = 10**12  # images × features × classes × steps
 MANY = 10**5  # images whose features are not gathered unasked
-TRIED = (1.0, 7 / 6, 4 / 3, 5 / 3)  # times the side in training
+TRIED = (4 / 3, 5 / 3, 2.0)  # times the side in training
 STEP = 8  # pixels: sides are multiples
 LOSS_MAY_GROW = 1.01  # where rounding to 16 bits costs more than an image of val
 
 
-def choose_test_input(
-    base: Base, domain: Domain, data: DomainData, recipe: Recipe
-) -> tuple[InputSpec, dict[str, float]]:
-    """How the domain's images are best fed, and what each way gives on val, by side and share of the crop.
+class Fed(NamedTuple):
+    """How a domain's images are fed, what each way that was tried gives on val, and features that were seen so."""
 
-    The sides come first, with the crop of training; then the whole short side at the best of them. Of equal results
-    the first counts, which is the smaller size.
+    input: InputSpec
+    found: dict[str, float]
+    seen: "tuple[Seen, Seen] | None" = None  # of train and val
+
+
+def choose_test_input(
+    base: Base,
+    domain: Domain,
+    data: DomainData,
+    recipe: Recipe,
+    tell: Callable[[str, float], None] = lambda way, value: None,
+) -> Fed:
+    """How the domain's images are best fed; its head is fitted for that, where the recipe fits heads again.
+
+    Larger sides come one after the other, with the crop of training, until one is worse; then the whole short side at
+    the best of them. What comes later costs more at every prediction, and must be `clearly_better`. `tell` hears all.
     """
     spec = domain.input
-    if recipe.test_side is None:
-        return spec, {}
+    if recipe.test_side is None or (recipe.test_side == "auto" and recipe.train_on_val):
+        return Fed(spec, {})
     if recipe.test_side != "auto":
         chosen = spec.at(int(recipe.test_side))
         if not takes(base, domain, chosen):
             raise TrainingError(f"{base.name} does not take images of {chosen.size}; leave test_side={chosen.side} out")
-        return chosen, {}
-    if recipe.train_on_val:
-        raise TrainingError("test_side='auto' is chosen on val, and train_on_val leaves none; give a number of pixels")
-    found: dict[InputSpec, float] = {}
-    for candidate in _sides(spec):
-        if candidate == spec or takes(base, domain, candidate):
-            found[candidate] = measured_at(base, domain, data, data.val, candidate)
-    best = _best(domain, found)
+        fits = recipe.refit is not None and not recipe.train_on_val
+        return Fed(chosen, {}, _fitted_at(base, domain, data, chosen, recipe.refit)[1] if fits else None)
+    best, seen = spec, None
+    found = {spec: measured_at(base, domain, data, data.val, spec)}
+    tell(way_of(spec), found[spec].value)
+    for candidate in _larger(spec):
+        if not takes(base, domain, candidate):
+            break
+        before = _head_of(domain)
+        found[candidate], there = _fitted_at(base, domain, data, candidate, recipe.refit)
+        tell(way_of(candidate), found[candidate].value)
+        if clearly_better(domain, found[candidate], found[best]):
+            best, seen = candidate, there
+            continue
+        _put_back(domain, before)
+        if domain.target.better(found[best].value, found[candidate].value):
+            break
     if not spec.squash and best.crop < 1:
         whole = replace(best, crop=1.0)
         found[whole] = measured_at(base, domain, data, data.val, whole)
-        best = _best(domain, found)
-    return best, {f"{one.side} px, crop {one.crop:.3g}": value for one, value in found.items()}
+        if clearly_better(domain, found[whole], found[best]):
+            best, seen = whole, None
+            if recipe.refit is not None:
+                found[whole], seen = _fitted_at(base, domain, data, whole, recipe.refit)
+        tell(way_of(whole), found[whole].value)
+    return Fed(best, {way_of(one): reached.value for one, reached in found.items()}, seen)
 
 
-def measured_at(base: Base, domain: Domain, data: DomainData, split: Split, spec: InputSpec) -> float:
+def _fitted_at(
+    base: Base, domain: Domain, data: DomainData, spec: InputSpec, strength: float | Literal["auto"] | None
+) -> "tuple[Reached, tuple[Seen, Seen] | None]":
+    """What a domain reaches on val whose images are fed so, with its head fitted to train that is; features of both."""
+    if strength is None or not _fits_heads(domain) or len(data.train) > MANY:
+        return measured_at(base, domain, data, data.val, spec), None
+    train, val = (gathered(base, domain, loader_at(data, split, spec).batches()) for split in (data.train, data.val))
+    fit_head_again(domain, train, val, strength)
+    assert domain.head is not None
+    right = _right(domain.head, val)
+    return Reached(100 * float(right.float().mean()), right), (train, val)
+
+
+def way_of(spec: InputSpec) -> str:
+    """How images are fed, in words."""
+    return f"{spec.side} px, crop {spec.crop:.3g}"
+
+
+class Reached(NamedTuple):
+    """What a domain reaches on a split, and of each image whether it is right, where the target knows that."""
+
+    value: float
+    right: Tensor | None = None
+
+
+def measured_at(base: Base, domain: Domain, data: DomainData, split: Split, spec: InputSpec) -> Reached:
     """What a domain reaches on a split whose images are fed in another way."""
-    return evaluate(base, domain, loader_at(data, split, spec))
+    batches = loader_at(data, split, spec).batches()
+    kept, truth = outputs(network(base, domain), batches, base.placed, domain.target)
+    right = kept == truth if domain.target.kind == "classes" else None
+    return Reached(domain.target.measure(kept, truth), right)
+
+
+def clearly_better(domain: Domain, one: Reached, other: Reached) -> bool:
+    """Whether one result is better than another by more than chance may do, on the same images.
+
+    Of n images that only one of the two has right, √n more are one standard deviation. The best of several results that
+    differ by chance alone would be better on val than anywhere else.
+    """
+    if one.right is None or other.right is None:
+        return domain.target.better(one.value, other.value)
+    ahead, behind = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
+    return ahead - behind > (ahead + behind) ** 0.5
 
 
 def loader_at(data: DomainData, split: Split, spec: InputSpec) -> Loader:
@@ -94,10 +160,9 @@ def loader_at(data: DomainData, split: Split, spec: InputSpec) -> Loader:
     return Loader(cache, preprocess, batch_size=64)
 
 
-def _sides(spec: InputSpec) -> Iterator[InputSpec]:
-    yield spec
-    tried = {STEP * round(factor * spec.side / STEP) for factor in TRIED[1:]}
-    for side in sorted(tried):
+def _larger(spec: InputSpec) -> Iterator[InputSpec]:
+    for factor in TRIED:
+        side = STEP * round(factor * spec.side / STEP)
         if spec.side < side <= LARGEST_SIDE:
             yield spec.at(side)
 
@@ -111,14 +176,6 @@ def takes(base: Base, domain: Domain, spec: InputSpec) -> bool:
     except (RuntimeError, AssertionError, ValueError):
         return False
     return True
-
-
-def _best(domain: Domain, found: dict[InputSpec, float]) -> InputSpec:
-    best = next(iter(found))
-    for candidate, value in found.items():
-        if domain.target.better(value, found[best]):
-            best = candidate
-    return best
 
 
 class Seen(NamedTuple):
@@ -155,16 +212,41 @@ def refit_head(
     "auto" does nothing where there is nothing to choose on, no head for classes, or more images than memory may have
     room for; a number says that it must be.
     """
-    is_for_classes = domain.head is not None and domain.target.kind == "classes"
-    if strength == "auto" and (val is None or not is_for_classes or len(getattr(train, "labels", ())) > MANY):
+    if strength == "auto" and (val is None or not _fits_heads(domain) or len(getattr(train, "labels", ())) > MANY):
         return
-    if domain.head is None or not is_for_classes:
+    held_out = None if val is None else gathered(base, domain, val.batches())
+    fit_head_again(domain, gathered(base, domain, _as_at_test(train).batches()), held_out, strength)
+
+
+def fit_head_again(domain: Domain, train: "Seen", val: "Seen | None", strength: float | Literal["auto"]) -> None:
+    """The same by features that were gathered before."""
+    if domain.head is None or not _fits_heads(domain):
         raise TrainingError(f"refit is for classes, and this is a domain of {domain.target.kind}; leave it out")
-    before = {name: tensor.clone() for name, tensor in domain.head.state_dict().items()}
-    reached = None if val is None else evaluate(base, domain, val)
-    record = fit_head(base, domain, _as_at_test(train), val, STRENGTHS if strength == "auto" else (float(strength),))
-    if reached is not None and (record.val_accuracy or 0.0) < reached:
-        domain.head.load_state_dict(before)
+    before = _head_of(domain)
+    reached = None if val is None else int(_right(domain.head, val).sum())
+    _fit_head(domain, train, val, STRENGTHS if strength == "auto" else (float(strength),))
+    if val is not None and reached is not None and int(_right(domain.head, val).sum()) < reached:
+        _put_back(domain, before)
+
+
+def _fits_heads(domain: Domain) -> bool:
+    return domain.head is not None and domain.target.kind == "classes"
+
+
+def _head_of(domain: Domain) -> dict[str, Tensor]:
+    """A copy of the head, as it is."""
+    return {} if domain.head is None else {name: tensor.clone() for name, tensor in domain.head.state_dict().items()}
+
+
+def _put_back(domain: Domain, head: dict[str, Tensor]) -> None:
+    if domain.head is not None:
+        domain.head.load_state_dict(head)
+
+
+@torch.no_grad()
+def _right(head: Callable[[Tensor], Tensor], seen: "Seen") -> Tensor:
+    """Of each image, whether its largest logit is that of its class."""
+    return (head(seen.features).argmax(1) == seen.labels).cpu()
 
 
 def _as_at_test(train: Batches) -> Batches:

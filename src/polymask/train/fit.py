@@ -55,6 +55,9 @@ class Listener:
     def stopped(self, why: str) -> None:
         """No more epochs come, though the recipe has more."""
 
+    def fed(self, way: str, value: float) -> None:
+        """After training, another way to feed the images was tried; what it gives on val."""
+
     def end(self) -> None:
         """Training is over, or was cut."""
 
@@ -80,6 +83,10 @@ class Together(Listener):
     def stopped(self, why: str) -> None:
         for listener in self.listeners:
             listener.stopped(why)
+
+    def fed(self, way: str, value: float) -> None:
+        for listener in self.listeners:
+            listener.fed(way, value)
 
     def end(self) -> None:
         for listener in self.listeners:

@@ -143,7 +143,7 @@ def fit_all(
         raise DomainError(f"options {sorted(options)} go with a method's name, not an instance")
     method.check_own(own is not None)
     for field in ("test_side", "frozen_side"):
-        if getattr(recipe, field) is not None:
+        if getattr(recipe, field) not in (None, "auto"):  # auto: where it can be
             raise TrainingError(f"{field} is for one domain (learn); several are measured as they learned")
     names = _checked_order(lessons, order)
     method = method.for_domains(len(names) + 1)

@@ -29,7 +29,7 @@ from polymask.data.preprocess import eval_transform, train_transform
 from polymask.data.sets import open_sets
 from polymask.errors import MethodError, TrainingError
 from polymask.train.evaluation import Evaluation
-from polymask.train.finishing import HeadAlone, choose_test_input, learn_head, loader_at, round_numbers
+from polymask.train.finishing import Fed, Seen, choose_test_input, learn_head, loader_at, round_numbers, way_of
 from polymask.train.fit import Listener, Together, fit
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, measured_batches
@@ -175,10 +175,10 @@ def learn(
         found.append(_trained(base, domain.to(base.device), data, sets, recipe, seed=seed, **how))
     if recipe.frozen_side is not None:
         found.append(_head_alone(base, data, recipe, None if recipe.epochs else listener))
-    domain, history, sides, best, alone = _better(found, target)
-    fed_otherwise = recipe.test_side is not None or recipe.frozen_side is not None
-    if fed_otherwise:
-        there = [part for part in ("val", "test") if getattr(sets, part) is not None]
+    domain, history, sides, best, seen = _better(found, target)
+    if isinstance(data, DomainData) and domain.input != recipe.input(base.input, squash=data.squash):
+        parts = ("val", "test") if seen is not None else ("train", "val", "test")
+        there = [part for part in parts if getattr(sets, part) is not None]
         sets = replace(sets, **{part: loader_at(data, data.splits()[part], domain.input) for part in there})
     rounded = False
     if recipe.precision != 32:
@@ -186,7 +186,7 @@ def learn(
         rounded, on_val = round_numbers(base, domain, sets.val, known, ranks)
         best = best if on_val is None else on_val
     if leads:
-        _keep_rule(base, domain, data, sets, alone, fed_otherwise=fed_otherwise)
+        _keep_rule(base, domain, sets, seen)
     result, evaluation = _measured_on_test(base, domain, sets.test, ranks)
     about = {"seed": seed, "data": data.name}
     if isinstance(data, DomainData):
@@ -223,22 +223,27 @@ class _Found(NamedTuple):
     history: list[EpochRecord]
     sides: dict[str, float]
     best: float | None
-    alone: HeadAlone | None = None
+    seen: tuple[Seen, Seen] | None = None  # of train and val, as it is fed
 
 
-def _trained(base: Base, domain: Domain, data: Any, sets: Any, recipe: Recipe, **how: Any) -> _Found:
+def _trained(
+    base: Base, domain: Domain, data: Any, sets: Any, recipe: Recipe, *, listener: Listener | None, **how: Any
+) -> _Found:
     """Fit a new domain, and choose its size at test where the recipe asks for it."""
-    if isinstance(data, DomainData):
+    decoded = isinstance(data, DomainData)
+    if decoded:
         domain.input = recipe.input(base.input, squash=data.squash)
-    history = fit(base, domain, sets.train, sets.val, recipe, **how)
-    target = domain.target
-    sides: dict[str, float] = {}
-    if recipe.test_side is not None:
-        domain.input, sides = choose_test_input(base, domain, data, recipe)
-    if recipe.refit is not None and not sides and sets.val is not None:
-        return _Found(domain, history, sides, evaluate(base, domain, sets.val))
-    results = sides.values() if sides else (record.val_accuracy for record in history)
-    return _Found(domain, history, sides, target.best(results))
+    history = fit(base, domain, sets.train, sets.val, recipe, listener=listener, **how)
+    tell = (listener or Listener()).fed
+    fed = choose_test_input(base, domain, data, recipe, tell) if decoded else Fed(domain.input, {})
+    domain.input = fed.input
+    if fed.found:
+        best = fed.found[way_of(fed.input)]
+    elif recipe.refit is not None and sets.val is not None:
+        best = evaluate(base, domain, sets.val)
+    else:
+        best = domain.target.best(record.val_accuracy for record in history)
+    return _Found(domain, history, fed.found, best, fed.seen)
 
 
 def _head_alone(base: Base, data: DomainData, recipe: Recipe, listener: Listener | None) -> _Found:
@@ -251,7 +256,7 @@ def _head_alone(base: Base, data: DomainData, recipe: Recipe, listener: Listener
         listener.epoch(alone.record, time.perf_counter() - began)
     finally:
         listener.end()
-    return _Found(alone.domain, [alone.record], {}, alone.record.val_accuracy, alone)
+    return _Found(alone.domain, [alone.record], {}, alone.record.val_accuracy, (alone.train, alone.val))
 
 
 def _better(found: Sequence[_Found], target: Target) -> _Found:
@@ -276,21 +281,17 @@ def _measured_on_test(
     return evaluation.accuracy, evaluation
 
 
-def _keep_rule(
-    base: Base, domain: Domain, data: Any, sets: Any, alone: HeadAlone | None, *, fed_otherwise: bool
-) -> None:
+def _keep_rule(base: Base, domain: Domain, sets: Any, seen: tuple[Seen, Seen] | None) -> None:
     """Keep what tells unknown images, where val says how; see `polymask.train.unknown`."""
     if sets.val is None:
         return
     train, val = (as_batches(part, domain.input, domain.classes) for part in (sets.train, sets.val))
     if not can_calibrate(base, domain, val):
         return
-    if alone is not None:
-        calibrate_seen(base, domain, alone.train, alone.val)
-        return
-    if fed_otherwise:
-        train = loader_at(data, data.train, domain.input)
-    calibrate_on(base, domain, evenly(train, val), val)
+    if seen is not None:
+        calibrate_seen(base, domain, *seen)
+    else:
+        calibrate_on(base, domain, evenly(train, val), val)
 
 
 def _planned(base: Base, data: Any, method: Method, recipe: Recipe, minutes: float, loaders: Loaders | None) -> Recipe:
@@ -304,7 +305,7 @@ def _planned(base: Base, data: Any, method: Method, recipe: Recipe, minutes: flo
 def _check_sides(recipe: Recipe, data: Any) -> None:
     """Raise where the recipe asks for another size of images than that of training, and cannot have it."""
     for field in ("test_side", "frozen_side"):
-        if getattr(recipe, field) is None:
+        if getattr(recipe, field) in (None, "auto"):  # auto: where it can be
             continue
         if not isinstance(data, DomainData):
             raise TrainingError(f"{field} needs images that are decoded here; give a folder, or what load_data gives")

@@ -38,7 +38,8 @@ FEW = 4  # epochs: with fewer, a head of frozen features has the whole time
 MOST = 30  # epochs: more bring little
 SMALLER = 0.75  # the side of the first half, in proportion
 MEASURING = 0.4  # of what a training image costs, for one that is only classified
-FROZEN = 0.2  # of the time goes to a head of frozen features, at most
+CLIMBED = 2  # larger sizes at test that are planned for: most domains are not better at the third
+FROZEN = 0.1  # of the time goes to a head of frozen features, at most
 ALONE = 0.6  # the same where nothing else is done
 MARGIN = 0.85  # of the time is planned for: machines do other things too
 EVALUATIONS = 400  # of the loss, until a head is fitted for all strengths of its penalty
@@ -94,7 +95,7 @@ def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, m
     pace = measure_pace(base, method.first_stage(), recipe, data.classes, sides)
     once, fits_heads = seconds_to_read(data, base), data.target.kind == "classes" and base.feature_dim is not None
     if fits_heads:
-        once += 2 * seconds_to_fit(len(data.train), base.feature_dim or 0, len(data.classes))
+        once += (2 + CLIMBED) * seconds_to_fit(len(data.train), base.feature_dim or 0, len(data.classes))
     left = 60 * minutes - once - (time.perf_counter() - began)
     plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left, alone=fits_heads)
     if not fits_heads:
@@ -213,8 +214,8 @@ def _at_side(
     first = max((one for one in sides if one <= SMALLER * side), default=None)
     frozen = _frozen_side(pace, sides, images + val, seconds, FROZEN)
     once = (images + val) * MEASURING * pace.seconds(frozen)
-    once += 2 * (images + val) * MEASURING * pace.seconds(side)  # the head and what tells unknown images see them again
-    once += val * MEASURING * sum(pace.seconds(round(factor * side)) for factor in (*TRIED, max(TRIED)))
+    once += (images + val) * MEASURING * pace.seconds(side)  # the head is fitted again, here and at larger sizes
+    once += (images + val) * MEASURING * sum(pace.seconds(round(factor * side)) for factor in TRIED[:CLIMBED])
     epoch = images * (pace.seconds(first or side) + pace.seconds(side)) / 2 + val * MEASURING * pace.seconds(side)
     epochs = max(1, min(MOST, int((seconds - once) / epoch)))
     first = first if epochs > 1 else None

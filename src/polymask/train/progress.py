@@ -76,6 +76,9 @@ class LiveProgress(LiveBar):
     def stopped(self, why: str) -> None:
         self.console.print(f"  {why}", soft_wrap=True, markup=False)
 
+    def fed(self, way: str, value: float) -> None:
+        self.console.print(f"  fed at {way}: val {self.target.text(value)}", soft_wrap=True, markup=False)
+
 
 @contextmanager
 def reading_bar(*, disable: bool = False) -> Iterator[Callable[[int, int], None]]:

@@ -152,7 +152,7 @@ class Recipe:
     square: bool | None = None
     """Resize to a square before a crop; as the base has it unless given."""
     test_side: int | Literal["auto"] | None = None
-    """Side of the images after training: pixels, or auto, the best of several on val; as in training unless given."""
+    """Side of the images after training: pixels, or auto, the best on val where there is one; else as in training."""
     frozen_side: int | None = None
     """Side of the images for a head of frozen features, which is fitted too and kept where it is better on val."""
     refit: float | Literal["auto"] | None = None
@@ -281,6 +281,7 @@ _QUICK = Recipe(
     crop_scale=(0.35, 1.0),
     norms="affine",
 )
+_SETTLED: dict[str, Any] = {"refit": "auto", "test_side": "auto"}
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -289,7 +290,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="residual-adapters", side=64, resized=72, **_RESIDUAL_ADAPTERS),
         Recipe(name="pretrain", **_SLOW),
         _QUICK,
-        replace(_QUICK, name="standard", rate=1e-3, head_start="centred", head_rate=2e-4, refit="auto"),
+        replace(_QUICK, name="standard", rate=1e-3, head_start="centred", head_rate=2e-4, **_SETTLED),
     )
 }
 
