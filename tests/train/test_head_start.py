@@ -22,13 +22,24 @@ LESSONS = {name: Lesson(list("abc"), TRAIN, VAL) for name in ("one", "two")}
 CENTRED = dataclasses.replace(RECIPE, head_start="centred")
 
 
-def test_it_begins_at_zero_around_the_mean_of_the_first_images_features():
+@pytest.mark.parametrize("norms", ["own", "shared"])
+def test_it_begins_at_zero_around_the_mean_of_the_features_that_training_sees(norms):
     base, many = tiny_base(), Fixed(FIRST // 8 + 5)
-    domain = fresh(base)
+    for module in base.net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    domain = pm.new_domain(base, "affine-full", list("abc"), norms=norms)
+    before = {name: buffer.clone() for name, buffer in domain.named_buffers()}
     begin_head(base, domain, many.batches())
-    first = torch.cat([images for images, _ in many.batches()])[:FIRST]
-    assert torch.allclose(domain.head.middle, base.net(first).mean(0), atol=1e-6)
+    first = [images for images, _ in many.batches()][: FIRST // 8]
+    after = dict(domain.named_buffers())
+    assert all(torch.equal(after[name], buffer) for name, buffer in before.items())  # nothing is noted of them
     assert not logits(base, domain).any()
+    by_the_base = base.net(torch.cat(first)).mean(0)
+    with domain.in_mode(training=True), torch.no_grad():
+        in_training = torch.cat([domain.features(base, images) for images in first]).mean(0)
+    assert torch.allclose(domain.head.middle, in_training, atol=1e-6)
+    assert torch.allclose(in_training, by_the_base, atol=1e-6) is (norms == "shared")
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 100.0])

@@ -39,16 +39,21 @@ FUSED_TYPES = (torch.float32, torch.float64)  # in half precision, torch's SGD o
 def begin_head(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Let the head of a new domain begin at 0, on features around the mean of those of some training images.
 
-    A head that a method made in a form of its own stays as it is.
+    Features are those that training will see: norms with own statistics normalise by the batch there, which on images of
+    another size than the base's are quite other features than by the base's statistics. What norms note of these
+    batches is forgotten. A head that a method made in a form of its own stays as it is.
     """
     if domain.head is None or isinstance(domain.head, LearningHead | BlockLinear):
         return
     seen: list[Tensor] = []
-    with domain.in_mode(training=False):
+    noted = {name: buffer.clone() for name, buffer in domain.named_buffers()}
+    with domain.in_mode(training=True):
         for images, _ in batches:
             seen.append(domain.features(base, images).detach().cpu())
             if sum(map(len, seen)) >= FIRST:
                 break
+    for name, buffer in domain.named_buffers():
+        buffer.copy_(noted[name])
     features = torch.cat(seen) if seen else torch.zeros(1, domain.head.in_features)
     head = CentredLinear.around(features, domain.head.out_features, base.weight_dtype)
     domain.head = head.to(base.device)
