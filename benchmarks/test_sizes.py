@@ -81,7 +81,7 @@ def one_run(base: pm.Base, data: DomainData, method: str, side: int) -> Row:
     some = np.sort(np.random.default_rng(0).permutation(len(data.test))[:TESTED])
     seen = replace(data, test=None)
     text = read_method(method)
-    recipe = text.recipe(pm.get_recipe("standard", side=side, refit=None, precision=32))
+    recipe = text.recipe(pm.get_recipe("standard", side=side, refit=None, test_side=None, precision=32))
     domain = pm.learn(base, seen, text.method(recipe), recipe, progress=False).domain
     head = domain.head
     assert head is not None

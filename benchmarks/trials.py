@@ -4,10 +4,10 @@
         --weights ../shared/weights/resnet18-tinyimagenet-64.safetensors --out results/trials.json    # goes on if cut
     python benchmarks/trials.py --table --out results/trials.json
 
-Every trial has the budget of docs/findings.md, and the default recipe: a head that begins centred and is fitted again.
-On domains of the decathlon it is a ResNet-18 at 32 px, six epochs of at most 1,000 images, batches of 16, own norms; on
-those of ImageNet-to-Sketch EfficientNet-Lite0 at 64 px, five epochs of at most 2,048 images (of 100 classes
-of Cars), batches of 32, norms with the base's statistics. Test images are not read.
+Every trial has the budget of docs/findings.md, and the default recipe at the side of training: a head that begins
+centred and is fitted again. On domains of the decathlon it is a ResNet-18 at 32 px, six epochs of at most 1,000 images,
+batches of 16, own norms; on those of ImageNet-to-Sketch EfficientNet-Lite0 at 64 px, five epochs of at most 2,048
+images (of 100 classes of Cars), batches of 32, norms with the base's statistics. Test images are not read.
 "val" is the last epoch's accuracy, "refit" that with the head fitted again. Bits are what the domain stores for each
 weight of the base, the head aside.
 """
@@ -34,10 +34,11 @@ from polymask.methods.affine.method import GAIN, Affine, AffineTransform
 from polymask.methods.baselines import FreeWeights
 from polymask.train.recipe import read_method
 
+STANDARD = pm.get_recipe("standard", test_side=None)
 SMALL = {"norms": "own", "batch_size": 16, "side": 32, "resized": 36, "epochs": 6}
 SETTINGS = {
-    "decathlon": ("ResNet-18, 32 px", pm.get_recipe("standard", **SMALL), 1000),
-    "sketch": ("EfficientNet-Lite0, 64 px", pm.get_recipe("standard", side=64, epochs=5), 2048),
+    "decathlon": ("ResNet-18, 32 px", pm.get_recipe(STANDARD, **SMALL), 1000),
+    "sketch": ("EfficientNet-Lite0, 64 px", pm.get_recipe(STANDARD, side=64, epochs=5), 2048),
 }  # a title, the recipe, and training images at most
 DOMAINS = {"decathlon": ("omniglot", "dtd", "gtsrb"), "sketch": ("flowers", "cars")}
 TRIALS = {

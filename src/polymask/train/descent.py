@@ -39,9 +39,9 @@ FUSED_TYPES = (torch.float32, torch.float64)  # in half precision, torch's SGD o
 def begin_head(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Let the head of a new domain begin at 0, on features around the mean of those of some training images.
 
-    Features are those that training will see: norms with own statistics normalise by the batch there, which on images of
-    another size than the base's are quite other features than by the base's statistics. What norms note of these
-    batches is forgotten. A head that a method made in a form of its own stays as it is.
+    Features are those that training will see: norms with own statistics normalise by the batch there, which gives
+    quite other features than the base's statistics do on images of another size. What norms note of these batches is
+    forgotten. A head that a method made in a form of its own stays as it is.
     """
     if domain.head is None or isinstance(domain.head, LearningHead | BlockLinear):
         return
