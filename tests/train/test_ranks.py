@@ -1,5 +1,6 @@
 """One domain in several processes: its parts, with threads in place of processes."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -229,3 +230,16 @@ def test_who_has_lost_another_process_has_time_to_say_so():
         assert asked == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_settled_after_training_is_that_of_the_first_rank():
+    base, ranks = block_base(), InThreads(2)
+    ranks.device = torch.device("cpu")
+    domains = [pm.new_domain(base, "bn-only", ["a", "b"]) for _ in range(2)]
+    domains[1].input = dataclasses.replace(domains[0].input.at(24), crop=1.0)
+    heads = [domain.head.weight.detach().clone() for domain in domains]
+    assert not torch.equal(*heads)
+    found = ranks.run(lambda rank: Ranks.settle(ranks, domains[rank], 70.0 + rank))
+    assert found == [70.0, 70.0]
+    assert domains[1].input == domains[0].input
+    assert all(torch.equal(domain.head.weight, heads[0]) for domain in domains)

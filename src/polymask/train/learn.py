@@ -227,13 +227,21 @@ class _Found(NamedTuple):
 
 
 def _trained(
-    base: Base, domain: Domain, data: Any, sets: Any, recipe: Recipe, *, listener: Listener | None, **how: Any
+    base: Base,
+    domain: Domain,
+    data: Any,
+    sets: Any,
+    recipe: Recipe,
+    *,
+    listener: Listener | None,
+    ranks: "Ranks | None",
+    **how: Any,
 ) -> _Found:
     """Fit a new domain, and choose its size at test where the recipe asks for it."""
     decoded = isinstance(data, DomainData)
     if decoded:
         domain.input = recipe.input(base.input, squash=data.squash)
-    history = fit(base, domain, sets.train, sets.val, recipe, listener=listener, **how)
+    history = fit(base, domain, sets.train, sets.val, recipe, listener=listener, ranks=ranks, **how)
     tell = (listener or Listener()).fed
     fed = choose_test_input(base, domain, data, recipe, tell) if decoded else Fed(domain.input, {})
     domain.input = fed.input
@@ -243,6 +251,8 @@ def _trained(
         best = evaluate(base, domain, sets.val)
     else:
         best = domain.target.best(record.val_accuracy for record in history)
+    if ranks is not None:
+        best = ranks.settle(domain, best)
     return _Found(domain, history, fed.found, best, fed.seen)
 
 

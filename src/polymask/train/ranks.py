@@ -2,12 +2,14 @@
 
 import gc
 import json
+import math
 import os
 import re
 import signal
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -249,6 +251,21 @@ class Ranks:
         with losses_explained(self):
             dist.all_gather(found, tensor)
         return found
+
+    @torch.no_grad()
+    def settle(self, domain: "Domain", best: float | None) -> float | None:
+        """Let all processes have the head, the size of images and the result on val of the first one.
+
+        Each has found its own after training, and on another machine a choice on val may end otherwise.
+        """
+        mine = [domain.input.side, domain.input.crop, math.nan if best is None else best]
+        theirs = self.gather(torch.tensor(mine, dtype=torch.float64, device=self.device), "facts")
+        side, crop, value = theirs[0].tolist()
+        if (side, crop) != (domain.input.side, domain.input.crop):
+            domain.input = replace(domain.input.at(int(side)), crop=crop)
+        for parameter in () if domain.head is None else domain.head.parameters():
+            parameter.copy_(self.gather(parameter.contiguous(), "head")[0])
+        return None if math.isnan(value) else value
 
     def note(self, tensor: Tensor, purpose: str) -> None:
         """Count the bytes that go to the other processes."""
