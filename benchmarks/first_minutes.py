@@ -47,7 +47,7 @@ from torch.nn.functional import cross_entropy
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
-from polymask.train.finishing import TRIED, loader_at
+from polymask.train.finishing import AT_ONCE, TRIED, loader_at
 from polymask.train.learn import make_loaders
 from polymask.train.minutes import (
     FASTER,
@@ -60,6 +60,7 @@ from polymask.train.minutes import (
     seconds_to_read,
     sides_for,
 )
+from polymask.train.predict import images_last
 from polymask.train.recipe import RECIPES, method_by
 
 BASE, TIMM = "efficientnet-lite0", "tf_efficientnet_lite0"
@@ -202,12 +203,12 @@ def by_regression(base: pm.Base, data: DomainData, minutes: float, seed: int) ->
     features = {}
     for part in ("train", "val"):
         loader = loader_at(data, data.splits()[part], replace(base.input.at(side), squash=data.squash))
-        found = [(net(base.placed(images)).flatten(1), labels) for images, labels in loader.batches()]
+        found = [(seen(net, images), labels) for images, labels in loader.batches()]
         features[part] = tuple(torch.cat(each).numpy() for each in zip(*found, strict=True))
-    (x, y), (seen, truths) = features["train"], features["val"]
+    (x, y), (held_out, truths) = features["train"], features["val"]
     shift, scale = x.mean(0), x.std(0) + 1e-6
     fitted = [LogisticRegression(C=c, max_iter=200).fit((x - shift) / scale, y) for c in (0.001, 0.01, 0.1, 1)]
-    best = max(fitted, key=lambda model: model.score((seen - shift) / scale, truths))
+    best = max(fitted, key=lambda model: model.score((held_out - shift) / scale, truths))
     head = nn.Linear(x.shape[1], len(data.classes))
     weight = torch.from_numpy(best.coef_ / scale).float()
     bias = torch.from_numpy(best.intercept_).float() - weight @ torch.from_numpy(shift)
@@ -216,10 +217,15 @@ def by_regression(base: pm.Base, data: DomainData, minutes: float, seed: int) ->
     head.load_state_dict({"weight": weight, "bias": bias})
 
     def predict(images: Tensor) -> Tensor:
-        logits: Tensor = head(net(base.placed(images)).flatten(1))
+        logits: Tensor = head(seen(net, images))
         return logits
 
     return predict, {"side": side, "test_side": side, "bytes": sum(p.nbytes for p in head.parameters())}
+
+
+def seen(net: nn.Module, images: Tensor) -> Tensor:
+    """Features, as fast as polymask has them: channels last, and few images at once."""
+    return torch.cat([net(part).flatten(1) for part in images_last(images).split(AT_ONCE)])
 
 
 def regression_side(base: pm.Base, data: DomainData, seconds: float) -> int:
@@ -229,7 +235,7 @@ def regression_side(base: pm.Base, data: DomainData, seconds: float) -> int:
     for side in (96, 128, 160, 192, 224):
         batch = torch.randn(32, 3, side, side)
         began = time.perf_counter()
-        base.net(batch)
+        seen(base.net, batch)
         if images * (time.perf_counter() - began) / 32 > 0.6 * seconds:
             break
         best = side
@@ -334,7 +340,7 @@ def timm_network(way: str, base: pm.Base, classes: int) -> tuple[nn.Module, list
 
 def pace_of(step: Callable[[Tensor, Tensor], None], sides: list[int], classes: int) -> Pace:
     """What an image costs in this loop, by three timed steps at two sides."""
-    small, large = sides[0], sides[len(sides) // 2]
+    small, large = sides[0], sides[len(sides) // 3]
     per_image = {side: seconds_of_step(step, side, classes) / QUICK.batch_size for side in (small, large)}
     by_area = max(0.0, (per_image[large] - per_image[small]) / (large**2 - small**2))
     return Pace(max(0.0, per_image[small] - by_area * small**2), by_area)

@@ -37,7 +37,7 @@ from polymask.data.preprocess import Preprocess, eval_transform
 from polymask.data.split import Split
 from polymask.errors import DataError, TrainingError
 from polymask.train.learner import EpochRecord
-from polymask.train.predict import all_labels, evaluate, feature_network, network, outputs
+from polymask.train.predict import all_labels, evaluate, feature_network, images_last, network, outputs
 from polymask.train.recipe import LARGEST_SIDE, Recipe
 from polymask.train.state import copied
 
@@ -46,8 +46,10 @@ if TYPE_CHECKING:
 
 STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
 STEPS = 100  # of L-BFGS, for each λ, or as many as this much work allows:
+SETTLED = 1e-6  # change of the loss in a step, at which it ends
 WORK = 10**12  # images × features × classes × steps
 MANY = 10**5  # images whose features are not gathered unasked
+AT_ONCE = 16  # images: what a layer makes of more does not stay in a CPU's cache
 TRIED = (4 / 3, 5 / 3, 2.0)  # times the side in training
 STEP = 8  # pixels: sides are multiples
 LOSS_MAY_GROW = 1.01  # where rounding to 16 bits costs more than an image of val
@@ -301,7 +303,7 @@ def _reached(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> 
 
 def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> None:
     steps = max(1, min(STEPS, WORK // (features.numel() * len(weight))))
-    solver = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
+    solver = torch.optim.LBFGS([weight, bias], max_iter=steps, tolerance_change=SETTLED, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         solver.zero_grad()
@@ -318,7 +320,7 @@ def gathered(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]
     """The features of all images, and their labels."""
     run, features, truths = feature_network(base, domain), [], []
     for images, labels in batches:
-        features.append(run(base.placed(images)).float())
+        features += [run(part).float() for part in base.placed(images_last(images)).split(AT_ONCE)]
         truths.append(labels.to(base.device))
     if not truths:
         raise DataError("there is no image to look at; give some")
