@@ -370,14 +370,14 @@ def accuracy(predict: Predict, batches: Any) -> float:
 
 
 def table(runs: list[Result]) -> str:
-    """A row for each way with so many minutes: the mean over domains that all have, each domain, bytes."""
+    """A row for each way with so many minutes: the mean over domains that all have, each domain, bytes, seconds."""
     minutes = sorted({run["minutes"] for run in runs})
     ways, domains = (
         [each for each in known if each in {run[what] for run in runs}]
         for what, known in (("way", WAYS), ("domain", DOMAINS))
     )
     found = {(run["minutes"], run["way"], run["domain"]): run for run in runs}
-    heads = ["minutes", "way", "mean", *domains, "MB"]
+    heads = ["minutes", "way", "mean", *domains, "MB", "seconds, most"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for m in minutes:
         common = [d for d in domains if all((m, way, d) in found for way in ways)]
@@ -386,7 +386,10 @@ def table(runs: list[Result]) -> str:
             cells = [f"{m:g}", way]
             cells.append(f"**{mean(found[m, way, d]['test'] for d in common):.1f}**" if common else "–")
             cells += ["–" if run is None else f"{run['test']:.1f}" for run in mine]
-            cells.append(f"{mean(run['bytes'] for run in mine if run is not None) / 1e6:.2f}" if any(mine) else "–")
+            there = [run for run in mine if run is not None]
+            cells.append(f"{mean(run['bytes'] for run in there) / 1e6:.2f}" if there else "–")
+            took = [run["seconds"] for run in there]
+            cells.append(f"{mean(took):.0f}, {max(took):.0f}" if took else "–")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
