@@ -48,7 +48,9 @@ def test_a_rule_accepts_its_share_of_validation_images(base, rule):
     assert report.images == 100
     threshold = domain.unknown.judgement.threshold
     scores = outputs(base, domain, val)[:, -1].sort().values
-    torch.testing.assert_close(float(scores[10]), threshold, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        float(scores[10]), threshold, rtol=1e-3, atol=1e-4
+    )  # batches of other sizes round otherwise
 
 
 def test_the_cosine_rule_is_the_mean_cosine_to_class_means_by_probability():
