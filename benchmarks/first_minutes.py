@@ -340,7 +340,7 @@ def timm_network(way: str, base: pm.Base, classes: int) -> tuple[nn.Module, list
 
 def pace_of(step: Callable[[Tensor, Tensor], None], sides: list[int], classes: int) -> Pace:
     """What an image costs in this loop, by three timed steps at two sides."""
-    small, large = sides[0], sides[len(sides) // 3]
+    small, large = sides[0], sides[len(sides) // 2]
     per_image = {side: seconds_of_step(step, side, classes) / QUICK.batch_size for side in (small, large)}
     by_area = max(0.0, (per_image[large] - per_image[small]) / (large**2 - small**2))
     return Pace(max(0.0, per_image[small] - by_area * small**2), by_area)

@@ -153,7 +153,7 @@ def faster(recipe: Recipe, other: Recipe, share: float, seconds: Callable[[Recip
 
 def measure_pace(base: Base, method: Method, recipe: Recipe, classes: Sequence[str], sides: Sequence[int]) -> Pace:
     """Time some steps of training at the smallest of `sides` and a larger one, on images of noise."""
-    small, large = sides[0], sides[len(sides) // 3]
+    small, large = sides[0], sides[len(sides) // 2]
     with torch.random.fork_rng():
         learner = _learner(base, method, recipe, classes)
         per_image = {side: _timed(learner, base, side) / recipe.batch_size for side in dict.fromkeys((small, large))}
