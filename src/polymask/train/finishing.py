@@ -16,6 +16,7 @@ images: it is measured on val, from the smallest on as long as larger is better,
 **16 bits.** Norms, scalars and head are rounded to numbers that 16 bits hold, unless val says that this costs anything.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -152,7 +153,7 @@ def clearly_better(domain: Domain, one: Reached, other: Reached) -> bool:
     if one.right is None or other.right is None:
         return domain.target.better(one.value, other.value)
     ahead, behind = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
-    return ahead - behind > (ahead + behind) ** 0.5
+    return ahead - behind > math.sqrt(ahead + behind)
 
 
 def loader_at(data: DomainData, split: Split, spec: InputSpec) -> Loader:
@@ -320,7 +321,7 @@ def gathered(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]
     """The features of all images, and their labels."""
     run, features, truths = feature_network(base, domain), [], []
     for images, labels in batches:
-        features += [run(part).float() for part in base.placed(images_last(images)).split(AT_ONCE)]
+        features += [run(part).float() for part in torch.split(base.placed(images_last(images)), AT_ONCE)]
         truths.append(labels.to(base.device))
     if not truths:
         raise DataError("there is no image to look at; give some")

@@ -245,6 +245,7 @@ def _trained(
     tell = (listener or Listener()).fed
     fed = choose_test_input(base, domain, data, recipe, tell) if decoded else Fed(domain.input, {})
     domain.input = fed.input
+    best: float | None
     if fed.found:
         best = fed.found[way_of(fed.input)]
     elif recipe.refit is not None and sets.val is not None:
