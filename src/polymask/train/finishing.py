@@ -50,7 +50,7 @@ STEPS = 100  # of L-BFGS, for each λ, or as many as this much work allows:
 SETTLED = 1e-6  # change of the loss in a step, at which it ends
 WORK = 10**12  # images × features × classes × steps
 MANY = 10**5  # images whose features are not gathered unasked
-AT_ONCE = 16  # images: what a layer makes of more does not stay in a CPU's cache
+AT_ONCE = 16  # images for each core: what a layer makes of more does not stay in its cache
 TRIED = (4 / 3, 5 / 3, 2.0)  # times the side in training
 STEP = 8  # pixels: sides are multiples
 LOSS_MAY_GROW = 1.01  # where rounding to 16 bits costs more than an image of val
@@ -321,7 +321,8 @@ def gathered(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]
     """The features of all images, and their labels."""
     run, features, truths = feature_network(base, domain), [], []
     for images, labels in batches:
-        features += [run(part).float() for part in torch.split(base.placed(images_last(images)), AT_ONCE)]
+        at_once = AT_ONCE * torch.get_num_threads() if base.device.type == "cpu" else len(images)
+        features += [run(part).float() for part in torch.split(base.placed(images_last(images)), at_once)]
         truths.append(labels.to(base.device))
     if not truths:
         raise DataError("there is no image to look at; give some")
