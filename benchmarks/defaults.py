@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kept import read, write
+from kept import add_part, part_of, read, write
 
 import polymask as pm
 from polymask.data.images import DomainData
@@ -54,9 +54,7 @@ def main() -> None:
     parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=list(DOMAINS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
-    parser.add_argument(
-        "--part", default="0/1", help="every n-th run from the i-th on, where several processes share them"
-    )
+    add_part(parser)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="print what was measured before")
     options = parser.parse_args()
@@ -69,11 +67,10 @@ def measure(options: argparse.Namespace) -> None:
     """All runs that are not in the file yet, each written as soon as it is done."""
     torch.set_num_threads(1)
     base = pm.load_base("efficientnet-lite0")
-    part, parts = map(int, options.part.split("/"))
     wanted = [
         (seed, domain, method) for seed in options.seeds for domain in options.domains for method in options.methods
     ]
-    for seed, domain, method in wanted[part::parts]:
+    for seed, domain, method in part_of(wanted, options.part):
         key = f"{domain} {method} {seed}"
         if key in read(options.out):
             continue
@@ -100,7 +97,9 @@ def one_run(base: pm.Base, data: DomainData, method: str, seed: int) -> dict[str
             refit_head(base, domain, loaders.train, loaders.val, "auto")
             fitted = True
         if size:
-            domain.input, _ = choose_test_input(base, domain, seen, replace(recipe, test_side="auto"))
+            # With the head as it is: these tables are older than heads that are fitted for each size.
+            sized = replace(recipe, test_side="auto", refit=None)
+            domain.input = choose_test_input(base, domain, seen, sized).input
         on_val, on_test = (pm.evaluate(base, domain, loader_at(data, part, domain.input)) for part in (data.val, test))
         found[way] = {"val": round(on_val, 2), "test": round(on_test, 2), "side": domain.input.side}
     return found

@@ -7,8 +7,8 @@
 
 Every run has one core to itself. On a machine with two, two processes share the runs, each bound to its core:
 
-    taskset -c 0 python benchmarks/first_minutes.py … --turn 0/2 &
-    taskset -c 1 python benchmarks/first_minutes.py … --turn 1/2
+    taskset -c 0 python benchmarks/first_minutes.py … --part 0/2 &
+    taskset -c 1 python benchmarks/first_minutes.py … --part 1/2
 
 Four ways, interleaved domain by domain, each with 1, 3 and 10 minutes from the first image read to the network that is
 measured; test images are measured after that, and never looked at before:
@@ -40,7 +40,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from kept import read, write
+from kept import add_part, part_of, read, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--turn", default="0/1", help="K/N: of every N runs, that at place K; each process has its own")
+    add_part(parser)
     parser.add_argument("--search", action="store_true", help="try the rates of the two loops, and measure nothing")
     parser.add_argument("--table", action="store_true", help="print what was measured before")
     parser.add_argument("--figure", type=Path, help="draw it")
@@ -109,12 +109,11 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """All runs of this process's turn that are not in the file yet, each written as soon as it is done."""
+    """All runs of this process's part that are not in the file yet, each written as soon as it is done."""
     base = pm.load_base(BASE)
     asked = searches() if options.search else runs(options.minutes, options.domains, options.ways)
     loops_of = {} if options.search else {way: chosen(way, rows(options.out, "search")) for way in TRIED_RATES}
-    place, processes = map(int, options.turn.split("/"))
-    for run in asked[place::processes]:
+    for run in part_of(asked, options.part):
         key = " ".join(value if isinstance(value, str) else f"{value:g}" for value in run.values())
         if key in read(options.out):
             continue

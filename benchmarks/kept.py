@@ -29,6 +29,17 @@ def training_options(doc: str, work: str) -> argparse.ArgumentParser:
     return parser
 
 
+def add_part(parser: argparse.ArgumentParser) -> None:
+    """An option for runs that several processes share."""
+    parser.add_argument("--part", default="0/1", help="K/N: every N-th run from the K-th on; each process has its own")
+
+
+def part_of(runs: list[Any], part: str) -> list[Any]:
+    """The runs of one process."""
+    place, processes = map(int, part.split("/"))
+    return runs[place::processes]
+
+
 def recipe_of(options: argparse.Namespace) -> pm.Recipe:
     """The recipe, with the fields that the options change."""
     changes = {"epochs": options.epochs, "side": options.side}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kept import mean, read, write
+from kept import add_part, mean, part_of, read, write
 from torch import Tensor
 
 import polymask as pm
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=list(DOMAINS))
     parser.add_argument("--sides", type=int, nargs="+", default=[96], help="of training")
     parser.add_argument("--limit", type=int, default=1024, help="training images a domain")
-    parser.add_argument("--turn", default="0/1", help="K/N: of every N runs, that at place K; each process has its own")
+    add_part(parser)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="print what was measured before")
     options = parser.parse_args()
@@ -59,12 +59,11 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """All runs of this process's turn that are not in the file yet, each written as soon as it is done."""
+    """All runs of this process's part that are not in the file yet, each written as soon as it is done."""
     torch.set_num_threads(1)
     base = pm.load_base("efficientnet-lite0")
-    place, processes = map(int, options.turn.split("/"))
     asked = [(s, method, domain) for s in options.sides for method in options.methods for domain in options.domains]
-    for side, method, domain in asked[place::processes]:
+    for side, method, domain in part_of(asked, options.part):
         key = f"{domain} {method} {side}"
         if key in read(options.out):
             continue

@@ -115,7 +115,8 @@ def _fitted_at(
     base: Base, domain: Domain, data: DomainData, spec: InputSpec, strength: float | Literal["auto"] | None
 ) -> "tuple[Reached, tuple[Seen, Seen] | None]":
     """What a domain reaches on val whose images are fed so, with its head fitted to train that is; features of both."""
-    if strength is None or not _fits_heads(domain) or len(data.train) > MANY:
+    too_many = strength == "auto" and len(data.train) > MANY
+    if strength is None or not _fits_heads(domain) or too_many:
         return measured_at(base, domain, data, data.val, spec), None
     train, val = (gathered(base, domain, loader_at(data, split, spec).batches()) for split in (data.train, data.val))
     fit_head_again(domain, train, val, strength)

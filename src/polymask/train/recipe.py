@@ -281,7 +281,6 @@ _QUICK = Recipe(
     crop_scale=(0.35, 1.0),
     norms="affine",
 )
-_SETTLED: dict[str, Any] = {"refit": "auto", "test_side": "auto"}
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -290,7 +289,15 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="residual-adapters", side=64, resized=72, **_RESIDUAL_ADAPTERS),
         Recipe(name="pretrain", **_SLOW),
         _QUICK,
-        replace(_QUICK, name="standard", rate=1e-3, head_start="centred", head_rate=2e-4, **_SETTLED),
+        replace(
+            _QUICK,
+            name="standard",
+            rate=1e-3,
+            head_start="centred",
+            head_rate=2e-4,
+            refit="auto",
+            test_side="auto",
+        ),
     )
 }
 
