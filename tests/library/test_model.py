@@ -9,6 +9,7 @@ from PIL import Image
 
 import polymask as pm
 from nets import batch, tiny_base, train, trained
+from polymask.pack import storing
 
 
 @pytest.fixture
@@ -246,3 +247,69 @@ def test_adding_the_hundredth_domain_does_the_work_of_the_first(monkeypatch):
         model.add(f"d{i}", domain)
         work.append(tuple(calls))
     assert len(set(work)) == 1
+
+
+@pytest.fixture
+def shelved(model, tmp_path):
+    """A library of the model's domains and some more of one kind, and the same domains in memory."""
+    for seed in range(3, 7):
+        model.add(f"c{seed}", trained(model.base, seed=seed))
+    for name in model.domains:
+        model.domain(name).save(tmp_path / f"{name}.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 12_000, 1])
+def test_domains_of_a_library_answer_as_those_in_memory_whatever_is_kept(model, shelved, cache_bytes):
+    again = pm.MultiDomainModel(model.base, library=shelved, cache_bytes=cache_bytes)
+    images, _ = batch()
+    for name in [*again.domains, *reversed(again.domains), *again.domains]:
+        assert torch.equal(again(images, domain=name), model(images, domain=name))
+    again.verify()
+
+
+def test_a_library_of_many_domains_reads_only_those_that_are_used(model, shelved, monkeypatch):
+    read = []
+    real = storing.read_pack
+    monkeypatch.setattr(storing, "read_pack", lambda path: read.append(path.stem) or real(path))
+    again = pm.MultiDomainModel(model.base, library=shelved)
+    assert len(again.domains) == 6
+    assert read == []
+    again(batch(4)[0], domain=["c4", "a", "c4", "a"])
+    assert sorted(read) == ["a", "c4"]
+    assert again.domain("b").classes == [f"class {i}" for i in range(5)]
+    assert again.domain("b") is again.domain("b")
+    assert sorted(read) == ["a", "b", "c4"]
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 1])
+def test_a_pack_that_is_replaced_or_damaged_after_loading_is_refused_and_others_stay(model, shelved, cache_bytes):
+    again = pm.MultiDomainModel(model.base, library=shelved, cache_bytes=cache_bytes)
+    images, _ = batch()
+    before = again(images, domain="a")
+    trained(model.base, seed=9).save(shelved / "c3.safetensors")
+    content = bytearray((shelved / "c4.safetensors").read_bytes())
+    content[-1] ^= 1
+    (shelved / "c4.safetensors").write_bytes(content)
+    (shelved / "c5.safetensors").unlink()
+    for name, problem in (("c3", "was replaced"), ("c4", "is damaged"), ("c5", "cannot be read")):
+        with pytest.raises(pm.PackError, match=rf"{name}\.safetensors {problem}"):
+            again(images, domain=name)
+        with pytest.raises(pm.PackError, match=problem):
+            again.domain(name)
+    with pytest.raises(pm.PackError):
+        again.verify()
+    assert torch.equal(again(images, domain="a"), before)
+    with pytest.raises(pm.PackError, match="is damaged"):
+        pm.MultiDomainModel(model.base, library=shelved, strict=True)
+
+
+def test_domains_of_a_library_are_renamed_removed_and_predicted_with_like_others(model, shelved, photos):
+    again = pm.MultiDomainModel(model.base, library=shelved)
+    again.rename("a", "first")
+    again.remove("c3")
+    assert again.domains == ["b", "c4", "c5", "c6", "first"]
+    (one,), (other,) = again.predict(photos[0], domain="first"), model.predict(photos[0], domain="a")
+    assert one.top == other.top
+    with pytest.raises(pm.DomainError, match="no domain is named 'c3'"):
+        again.domain("c3")

@@ -8,9 +8,10 @@ import torch
 import polymask as pm
 from forged_packs import read_parts, write_forged
 from nets import SPEC, tiny_base, trained
+from polymask.core.domain import LIKENESS
 from polymask.core.unknown import RULES
 from polymask.errors import DataError, DomainError, PackError
-from polymask.train.predict import NOTE, write_likeness
+from polymask.train.predict import write_likeness
 from polymask.train.unknown import Observed, calibration_error, extend_unknown, fit_temperature, fit_unknown, observe
 
 
@@ -200,7 +201,7 @@ def test_without_a_domains_name_the_nearest_answers_and_says_unknown_in_one_call
     for name, shade in (("dark", 0), ("light", 255)):
         image = torch.full((1, *SPEC.shape), shade / 127.5 - 1)
         made = domain.frozen()
-        made.recipe = {NOTE: write_likeness(base.run({}, image)[0])}
+        made.recipe = {LIKENESS: write_likeness(base.run({}, image)[0])}
         model.add(name, made)
     images = torch.stack([torch.full((3, 16, 16), shade, dtype=torch.uint8) for shade in (255, 0)])
     found = model.predict(images, reject=True)

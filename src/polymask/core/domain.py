@@ -22,8 +22,10 @@ from polymask.core.network import put_tensors, structural_copy
 from polymask.core.parts import OwnNorm, Part, Route, Stored, Transform, own_norms
 from polymask.core.survey import Site
 from polymask.core.target import CLASSES, Target
-from polymask.core.unknown import ScoredHead, Unknown
+from polymask.core.unknown import Judgement, ScoredHead, Unknown
 from polymask.errors import DomainError
+
+LIKENESS = "likeness"  # the note of `recipe` that says what a domain's images look like to the base
 
 
 class Domain(nn.Module):
@@ -114,6 +116,16 @@ class Domain(nn.Module):
     def classify(self, features: Tensor) -> Tensor:
         """What the head says of features; the features where there is no head."""
         return features if self.head is None else cast(Tensor, self.head(features))
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """How it tells unknown images; None where it does not."""
+        return None if self.unknown is None else self.unknown.judgement
+
+    @property
+    def likeness(self) -> Any:
+        """The note of what its images look like to the base, as its pack has it; None where there is none."""
+        return self.recipe.get(LIKENESS)
 
     def scored(self) -> Self:
         """The domain with a head that gives a score after an image's logits; itself where it keeps nothing for one."""

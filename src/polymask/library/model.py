@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -19,13 +19,16 @@ from polymask.core.unknown import split_score
 from polymask.errors import DomainError, InputError, PolymaskError, near_matches
 from polymask.files import SUFFIX, check_name
 from polymask.library.cache import CacheStats, MergedCache
+from polymask.library.shelf import ShelvedDomain
 from polymask.pack.format import packs_in
+from polymask.pack.mould import Mould
 from polymask.pack.storing import load_domain
 
 if TYPE_CHECKING:
     from polymask.train.predict import Prediction
 
 CACHE_BYTES = 1 << 29  # five networks of ResNet-50's size
+_READ = 8  # domains of libraries that were asked for by name, the last ones
 
 
 class DomainModel(nn.Module):
@@ -72,10 +75,11 @@ class DomainModel(nn.Module):
 class MultiDomainModel:
     """One base and any number of domains, for inference.
 
-    A domain runs as a merged network. Those used last are kept, up to `cache_bytes` of memory
-    beyond the base's and the domains' own; calls from several threads run side by side. Where
-    not even one network fits, there is one whose weights are written again when the domain
-    changes, and calls wait for each other, as they do for methods that cannot be merged.
+    Domains of a library stay on disk until they are used, so there may be more of them than memory has room for. A
+    domain runs as a merged network. Those used last are kept, up to `cache_bytes` of memory beyond the base's and that
+    of domains that were added; calls from several threads run side by side. Where not even one network fits, there is
+    one whose weights are written again when the domain changes, and calls wait for each other, as they do for methods
+    that cannot be merged.
 
         >>> import torch, polymask as pm
         >>> base = pm.load_base(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4)),
@@ -99,8 +103,9 @@ class MultiDomainModel:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.base, self.cache_bytes = base, cache_bytes
-        self._domains: dict[str, Domain] = {}
-        self._fingerprints: dict[str, str] = {}
+        self._domains: dict[str, Domain | ShelvedDomain] = {}
+        self._fingerprints: dict[str, str] = {}  # of those in memory
+        self._read = lru_cache(_READ)(ShelvedDomain.load)
         self._lock = threading.Lock()
         self._forget_networks()
         if library is not None:
@@ -123,7 +128,7 @@ class MultiDomainModel:
         self._put(name, domain.frozen())
 
     def load(self, path: str | Path, name: str | None = None) -> str:
-        """Load a pack; its name is the file's unless another is given."""
+        """Read a pack and keep its domain in memory; its name is the file's unless another is given."""
         path = Path(path)
         name = path.name.removesuffix(SUFFIX) if name is None else name
         self._check_new(name)
@@ -131,44 +136,48 @@ class MultiDomainModel:
         return name
 
     def load_library(self, folder: str | Path, *, strict: bool = False) -> None:
-        """Load the packs of a folder; one that is damaged or made for another base is skipped with a warning.
+        """Take up the packs of a folder, which stay there; one that cannot run on this base is skipped with a warning.
 
-        With `strict` such a pack is an error, and none is loaded.
+        Only their heads are read now. A pack is read and checked when it is used, and must then be the one that was
+        there: a file that was replaced or damaged raises. With `strict` every pack is read and checked now, one that
+        is wrong is an error, and then none is taken up.
         """
         packs = {path.stem: path for path in packs_in(folder)}
         for name in packs.keys() & self._domains.keys():
             self._check_new(name)
-        loaded = {}
+        found = {}
         for name, path in packs.items():
             try:
                 check_name(name)
-                loaded[name] = load_domain(path, self.base)
+                found[name] = ShelvedDomain.of(path, self.base)
+                if strict:
+                    found[name].load()
             except PolymaskError as error:
                 if strict:
                     raise
                 warnings.warn(f"pack {name} is skipped: {error}", stacklevel=2)
-        for name, domain in loaded.items():
-            self._put(name, domain)
+        self._domains |= found
 
     def rename(self, old: str, new: str) -> None:
         """Give a domain another name."""
-        self.domain(old)
+        self._known(old)
         self._check_new(new)
         self._domains[new] = self._domains.pop(old)
-        self._fingerprints[new] = self._fingerprints.pop(old)
+        if old in self._fingerprints:
+            self._fingerprints[new] = self._fingerprints.pop(old)
         self._cache.drop(old)
 
     def remove(self, name: str) -> None:
         """Drop a domain; its pack, if it has one, stays where it is."""
-        self.domain(name)
-        del self._domains[name], self._fingerprints[name]
+        self._known(name)
+        del self._domains[name]
+        self._fingerprints.pop(name, None)
         self._cache.drop(name)
 
     def domain(self, name: str) -> Domain:
-        """The domain of this name."""
-        if name not in self._domains:
-            raise DomainError(f"no domain is named {name!r}; {near_matches(name, self._domains)}")
-        return self._domains[name]
+        """The domain of this name; one of a library is read from its pack."""
+        known = self._known(name)
+        return known if isinstance(known, Domain) else self._read(known)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, *, domain: str | Sequence[str]) -> Tensor | list[Tensor]:
@@ -183,7 +192,7 @@ class MultiDomainModel:
             raise InputError(f"{len(domain)} domain names for {len(images)} images; give one per image, or one")
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(domain):
-            self.domain(name)
+            self._known(name)
             rows.setdefault(name, []).append(row)
         logits: list[Tensor] = [images] * len(domain)
         for name, where in rows.items():
@@ -221,13 +230,13 @@ class MultiDomainModel:
             raise InputError(f"{len(names)} domain names for {len(listed)} images; give one per image, or one")
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(names):
-            self.domain(name)
+            self._known(name)
             rows.setdefault(name, []).append(row)
         found: dict[int, Prediction] = {}
         how: dict[str, Any] = {"top": top, "batch_size": batch_size, "reject": reject}
         for name, where in rows.items():
             chosen = {row: listed[row] for row in where}
-            net, owner = partial(self._outputs, name), self.domain(name)
+            net, owner = partial(self._outputs, name), self._known(name)
             found |= zip(where, predict_images(net, self.base, owner, chosen, name=name, **how), strict=True)
         return [found[row] for row in range(len(listed))]
 
@@ -237,11 +246,13 @@ class MultiDomainModel:
             return self.domain(name).merged(self.base)
 
     def verify(self) -> None:
-        """Raise unless the base and every domain are byte for byte what they were when added."""
+        """Raise unless the base and every domain are byte for byte what they were when added, on disk too."""
         with self._lock:
             self.base.verify()
             for name, domain in self._domains.items():
-                if _fingerprint(domain) != self._fingerprints[name]:
+                if isinstance(domain, ShelvedDomain):
+                    domain.load()
+                elif _fingerprint(domain) != self._fingerprints[name]:
                     raise DomainError(f"domain {name} has changed since it was added; load its pack again")
 
     def to(self, device: torch.device | str) -> Self:
@@ -249,7 +260,8 @@ class MultiDomainModel:
         with self._lock:
             self.base.to(device)
             for domain in self._domains.values():
-                domain.to(device)
+                if isinstance(domain, Domain):
+                    domain.to(device)
             self._forget_networks()
         return self
 
@@ -262,30 +274,45 @@ class MultiDomainModel:
         self._cache = MergedCache(self.base, self.cache_bytes, lock=self._lock)
         one = sum(site.numel * site.dtype.itemsize for site in self.base.sites.values())
         self._working = WorkingNetwork(self.base) if self.cache_bytes < one else None
-        self._current: Domain | None = None  # what the working network is now
-        self._network: nn.Module | None = None
+        self._current: Domain | ShelvedDomain | None = None  # what the working network is now
+        self._network: Callable[[Tensor], Tensor] | None = None
+        self._mould: Mould | None = None  # whose domain the working network is of, where it is of one
+        self._read.cache_clear()
 
     def _logits(self, name: str, images: Tensor) -> Tensor:
-        domain, outputs = self.domain(name), self._outputs(name, images)
-        return outputs if domain.unknown is None else split_score(outputs, len(domain.classes or []))[0]
+        domain, outputs = self._known(name), self._outputs(name, images)
+        return outputs if domain.judgement is None else split_score(outputs, len(domain.classes or []))[0]
 
     def _outputs(self, name: str, images: Tensor) -> Tensor:
         """Logits, and scores after them where the domain has a rule for unknown images."""
-        domain = self.domain(name)
+        domain = self._known(name)
         self.base.check_images(images)
-        if domain.head is not None:
+        if domain.classes is not None:
             domain.input.check_batch(images, f"domain {name}")
         if self._working is None:
-            with self._cache.use(name, domain.scored) as net:
+            with self._cache.use(name, domain.scored if isinstance(domain, Domain) else domain.source) as net:
                 return self.base.feed(net, images)
         with self._lock:
-            if not domain.method.mergeable:
-                return cast(Tensor, domain.scored()(self.base, images))
             if self._current is not domain:
                 self._current = None  # while it is written, it is nobody's
-                self._network, self._current = self._working.switch(domain.scored()), domain
+                self._network, self._current = self._written(self._working, domain), domain
             assert self._network is not None
             return self.base.feed(self._network, images)
+
+    def _written(self, working: WorkingNetwork, domain: Domain | ShelvedDomain) -> Callable[[Tensor], Tensor]:
+        """What runs a domain where there is memory for one network only."""
+        mould = None if isinstance(domain, Domain) else domain.poured(self._mould)
+        scored = domain.scored() if isinstance(domain, Domain) else cast(Mould, mould).domain
+        if not scored.method.mergeable:
+            return partial(scored, self.base)
+        again = mould is not None and mould is self._mould
+        self._mould = mould
+        return working.rewrite(scored) if again else working.switch(scored)
+
+    def _known(self, name: str) -> Domain | ShelvedDomain:
+        if name not in self._domains:
+            raise DomainError(f"no domain is named {name!r}; {near_matches(name, self._domains)}")
+        return self._domains[name]
 
     def _check_new(self, name: str) -> None:
         check_name(name)

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from polymask.core.base import Base
-from polymask.core.domain import Domain
+from polymask.core.domain import LIKENESS, Domain
 from polymask.data.images import DomainData
 from polymask.errors import DomainError, MethodError, PackError, near_matches
 from polymask.files import SUFFIX
 from polymask.methods.affine.cross import masks_of
 from polymask.pack.format import inspect, packs_in
 from polymask.pack.storing import load_domain
-from polymask.train.predict import NOTE, likeness, read_likeness
+from polymask.train.predict import likeness, read_likeness
 
 
 def open_sources(text: str, library: Path, base: Base, data: DomainData, *, without: str) -> Mapping[str, Domain]:
@@ -47,7 +47,7 @@ def nearest_sources(packs: Mapping[str, Path], base: Base, data: DomainData, cou
             manifest = inspect(path).manifest
         except PackError:
             continue
-        theirs = read_likeness(manifest.recipe.get(NOTE), base.feature_dim)
+        theirs = read_likeness(manifest.recipe.get(LIKENESS), base.feature_dim)
         if manifest.fingerprint == base.fingerprint and theirs is not None:
             cosines[name] = float(torch.dot(own, theirs))
     found: dict[str, Domain] = {}

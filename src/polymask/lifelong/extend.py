@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from polymask.core.accounting import bits_per_weight
 from polymask.core.base import Base
-from polymask.core.domain import Domain
+from polymask.core.domain import LIKENESS, Domain
 from polymask.core.heads import BlockLinear
 from polymask.core.network import structural_copy
 from polymask.core.parts import Objective
@@ -44,7 +44,7 @@ from polymask.data.split import JoinedSplit, Split
 from polymask.errors import DataError, DomainError, MethodError
 from polymask.train.finishing import loader_at
 from polymask.train.fit import Listener, fit
-from polymask.train.predict import NOTE, evaluate, likeness, network, read_likeness, write_likeness
+from polymask.train.predict import evaluate, likeness, network, read_likeness, write_likeness
 from polymask.train.recipe import Recipe, get_recipe
 from polymask.train.unknown import Observed, extend_unknown, observe
 
@@ -272,10 +272,10 @@ def _measured(base: Base, old: Domain, wider: Domain, data: DomainData, way: Way
     found = Extended(wider, first, len(data.classes), way, count, new, kept)
     earlier = wider.recipe.get("extended")
     wider.recipe["extended"] = [*(earlier if isinstance(earlier, list) else []), {"data": data.name} | found.notes]
-    before = read_likeness(wider.recipe.get(NOTE), base.feature_dim)
+    before = read_likeness(wider.likeness, base.feature_dim)
     if before is not None and (note := likeness(base, data.train)) is not None:
         after = read_likeness(note, base.feature_dim)
         assert after is not None
-        wider.recipe[NOTE] = write_likeness(first * before + len(data.classes) * after)
+        wider.recipe[LIKENESS] = write_likeness(first * before + len(data.classes) * after)
     wider.metrics = {"new_test_accuracy": new, "bits_per_weight": bits_per_weight(base, wider)}
     return replace(found, domain=wider.frozen())

@@ -32,9 +32,14 @@ def kind_of(manifest: Manifest) -> Kind:
     return manifest.method, repr(sorted(manifest.options.items())), manifest.classes is None
 
 
-def poured(path: str | Path, base: Base, mould: "Mould | None" = None) -> "Mould":
-    """The mould with a pack's domain in it; another one where this is None, or of another shape."""
+def poured(path: str | Path, base: Base, mould: "Mould | None" = None, *, sha256: str | None = None) -> "Mould":
+    """The mould with a pack's domain in it; another one where this is None, or of another shape.
+
+    With `sha256` the pack must be the one that has it.
+    """
     pack = OpenPack.read(path, base)
+    if sha256 is not None:
+        pack.check_same(sha256)
     return mould if mould is not None and mould.fill(pack) else Mould(pack)
 
 

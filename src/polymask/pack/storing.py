@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -120,12 +120,7 @@ class OpenPack:
         """Read a pack; raise unless it is for this base."""
         path = local_pack(path)
         manifest, tensors = read_pack(path)
-        if manifest.fingerprint != base.fingerprint:
-            raise PackError(
-                f"{path} was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
-                f"this base is {base.name} ({base.fingerprint[:12]}…); load the base that it was "
-                "trained on, or retrain"
-            )
+        check_made_for(path, manifest, base)
         return cls(path, base, manifest, tensors)
 
     def domain(self) -> Domain:
@@ -148,6 +143,11 @@ class OpenPack:
         if method.needs:
             stored |= read_sources(path, method, {name: site.shape for name, site in sites.items()})
         return domain.restore(stored).to(base.device)
+
+    def check_same(self, sha256: str) -> None:
+        """Raise unless it is the pack of this sha256, which was looked at before."""
+        if self.manifest.sha256 != sha256:
+            raise PackError(f"{self.path} was replaced since its library was loaded; load it again")
 
     def in_blocks(self, head: nn.Linear | None) -> nn.Linear | None:
         """A head for the pack, by blocks of classes where it came to them one after another."""
@@ -172,12 +172,7 @@ class OpenPack:
     def tell(self, domain: Domain) -> None:
         """Give a domain what the manifest says beside its tensors; raise where that makes no sense."""
         manifest = self.manifest
-        try:
-            spec, target = InputSpec(**manifest.input), target_of(manifest)
-        except (PolymaskError, TypeError) as error:
-            raise PackError(f"{self.path}: {error}") from error
-        response = _checked_response(self.path, self.base, manifest.recipe.get(RESPONSE))
-        domain.input, domain.target, domain.base_response = spec, target, response
+        domain.input, domain.target, domain.base_response = facts_of(self.path, manifest, self.base)
         domain.metrics = manifest.metrics
         kept_apart = _APART if manifest.format > 3 else _APART[: manifest.format]
         domain.recipe = {name: note for name, note in manifest.recipe.items() if name not in kept_apart}
@@ -216,6 +211,33 @@ class OpenPack:
                 raise PackError(f"{path}: {name} holds values that are not finite")
             stored[name] = torch.from_numpy(got.copy())
         return stored
+
+
+class Facts(NamedTuple):
+    """What a manifest says of how a domain runs: how images are fed, what outputs mean, what the base computes."""
+
+    input: InputSpec
+    target: Target
+    response: dict[str, Any]
+
+
+def facts_of(path: Path, manifest: Manifest, base: Base) -> Facts:
+    """What a manifest says; raise where that makes no sense, or not on this base."""
+    try:
+        spec, target = InputSpec(**manifest.input), target_of(manifest)
+    except (PolymaskError, TypeError) as error:
+        raise PackError(f"{path}: {error}") from error
+    return Facts(spec, target, _checked_response(path, base, manifest.recipe.get(RESPONSE)))
+
+
+def check_made_for(path: Path, manifest: Manifest, base: Base) -> None:
+    """Raise unless a pack is for this base."""
+    if manifest.fingerprint != base.fingerprint:
+        raise PackError(
+            f"{path} was made for base {manifest.base} (fingerprint {manifest.fingerprint[:12]}…), "
+            f"this base is {base.name} ({base.fingerprint[:12]}…); load the base that it was "
+            "trained on, or retrain"
+        )
 
 
 def _shared_by(path: Path, domain: Domain, manifest: Manifest) -> dict[str, Stored]:

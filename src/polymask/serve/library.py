@@ -20,6 +20,7 @@ from pathlib import Path
 from torch import Tensor
 
 from polymask.core.base import Base
+from polymask.core.domain import LIKENESS
 from polymask.core.input import InputSpec
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, read_judgement
@@ -32,7 +33,7 @@ from polymask.pack.mould import Kind, Mould, kind_of, poured
 from polymask.pack.sources import MissingSource, dependents, masks_digest
 from polymask.pack.storing import load_domain, target_of
 from polymask.serve.settings import Refusal, ServeError, no_domain
-from polymask.train.predict import NOTE, read_likeness
+from polymask.train.predict import read_likeness
 
 Stamp = tuple[int, int, int]  # inode, time of the last change in ns, bytes
 
@@ -105,7 +106,7 @@ class Library:
                 raise Refusal(409, f"the pack of {name} cannot be served: {rejected[1]}")
             try:
                 info = inspect(path)
-                likeness = read_likeness(info.manifest.recipe.get(NOTE), self.base.feature_dim)
+                likeness = read_likeness(info.manifest.recipe.get(LIKENESS), self.base.feature_dim)
                 judgement = read_judgement(info.manifest.unknown)
                 entry = Entry(name, path, stamp, info, likeness, target_of(info.manifest), judgement)
                 self._check_head(entry)

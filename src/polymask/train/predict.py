@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from polymask.core.base import Base
-from polymask.core.domain import Domain
+from polymask.core.domain import LIKENESS, Domain
+from polymask.core.input import InputSpec
 from polymask.core.network import copy_with, put_module, structural_copy, tensor_of
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, split_score
@@ -34,6 +35,21 @@ from polymask.errors import BaseError, DomainError, InputError
 from polymask.train.evaluation import Answer, Evaluation, NamedResults, from_answers
 
 Network = Callable[[Tensor], Tensor]
+
+
+class Described(Protocol):
+    """What must be known of a domain to feed it images and to say what its outputs mean."""
+
+    @property
+    def classes(self) -> list[str] | None: ...
+    @property
+    def input(self) -> InputSpec: ...
+    @property
+    def target(self) -> Target: ...
+    @property
+    def judgement(self) -> Judgement | None: ...
+    @property
+    def likeness(self) -> Any: ...
 
 
 def all_labels(batches: Batches) -> Tensor:
@@ -199,7 +215,7 @@ def listed_images(images: Any) -> list[Any]:
 def predict_images(
     net: Network,
     base: Base,
-    domain: Domain,
+    domain: Described,
     images: Mapping[int, Any],
     *,
     name: str,
@@ -225,14 +241,14 @@ def predict_images(
             yield _prediction(origins[i], name, said if reject else without_verdict(said))
 
 
-def judgement_of(domain: Domain, name: str, *, needed: bool) -> Judgement | None:
+def judgement_of(domain: Described, name: str, *, needed: bool) -> Judgement | None:
     """How a domain tells unknown images; where it is needed and not there, raise and say how to get it."""
-    if domain.unknown is None and needed:
+    if domain.judgement is None and needed:
         raise DomainError(
             f"domain {name} keeps nothing to tell unknown images by; polymask calibrate {name} --data DIR (or "
             "polymask.calibrate) adds it from images of its classes, without training again"
         )
-    return None if domain.unknown is None else domain.unknown.judgement
+    return domain.judgement
 
 
 def said_of(
@@ -274,7 +290,7 @@ class Classifier:
     def __init__(self, base: Base, domain: Domain) -> None:
         self.net, self.placed, self.classes = network(base, domain.scored()), base.placed, domain.classes or []
         self.preprocess, self.target = Preprocess(domain.input), domain.target
-        self.judgement = judgement_of(domain, "", needed=False)
+        self.judgement = domain.judgement
 
     def __call__(self, files: Sequence[Path | bytes]) -> Tensor:
         """The probabilities (N, classes), or values, of N image files, given by path or as their bytes."""
@@ -291,7 +307,6 @@ class Classifier:
         return logits(self.net, images).cpu()
 
 
-NOTE = "likeness"
 _IMAGES = 64  # of a domain; half as many do nearly as well
 _BATCH = 32
 _known: WeakKeyDictionary[Split, dict[str, str | None]] = WeakKeyDictionary()
@@ -306,7 +321,7 @@ def likeness_note(base: Base, images: Split) -> dict[str, str]:
     if base.fingerprint not in known:
         known[base.fingerprint] = likeness(base, images)
     found = known[base.fingerprint]
-    return {} if found is None else {NOTE: found}
+    return {} if found is None else {LIKENESS: found}
 
 
 @torch.no_grad()
@@ -346,10 +361,10 @@ def read_likeness(note: Any, size: int | None) -> Tensor | None:
 
 @torch.no_grad()
 def best_domains(
-    base: Base, domains: Mapping[str, Domain], images: Sequence[Any], *, batch_size: int = _BATCH
+    base: Base, domains: Mapping[str, Described], images: Sequence[Any], *, batch_size: int = _BATCH
 ) -> list[str]:
     """For each image the name of the domain whose likeness it fits best; every domain must have one."""
-    found = {name: read_likeness(domain.recipe.get(NOTE), base.feature_dim) for name, domain in domains.items()}
+    found = {name: read_likeness(domain.likeness, base.feature_dim) for name, domain in domains.items()}
     if not found:
         raise DomainError("there is no domain to compare; add some, or load a library")
     if without := [name for name, one in found.items() if one is None]:
