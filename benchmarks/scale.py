@@ -1,16 +1,16 @@
-"""What the number of domains costs: adding, loading and calling 1 to 1,000 of them, and memory.
+"""What the number of domains costs a `MultiDomainModel`: 1 to 10,000 packs on disk, and memory.
 
-    python benchmarks/scale.py --out results/scale.json    # about 5 minutes on two free cores
+    python benchmarks/scale.py --out results/scale.json    # about 8 minutes on two free cores
     python benchmarks/scale.py --table results/scale.json  # print it again
+    python tools/speed_table.py                            # docs/speed.md
 
-Each size runs in its own process: `MultiDomainModel` loads a library of that many packs, every
-domain is called once (so its network is merged first), then the last one again; then the same number
-of domains is added to another model. Times are CPU seconds of one thread, divided by the number of
-domains; small sizes are repeated. Memory is what becomes resident (Linux) from loading to the
-last call, next to what is expected: the bytes of the packs and of the merged networks that the
-cache holds. The C library is told to return large blocks at once, so that this is memory in use.
-The network has random weights. Ten packs are made and all others are links to them, but each
-domain is still loaded into its own memory.
+Each size runs in its own process: a model takes up a library of that many packs; up to 100 of its domains, evenly
+spread, are called for the first time, so that each is read and its network merged; the last one is called again; then
+ten domains more are added. Times are CPU seconds of one thread for one domain, after a round of everything that is not
+timed. Memory is what becomes resident (Linux) from taking up the library to the last call, beside the networks that the
+cache holds. The C library is told to return large blocks at once, so that this is memory in use. The network has random
+weights. Ten packs are made, and all others are links to them: they are in the page cache, and a library of 10,000 on
+a cold disk would wait for that.
 """
 
 import argparse
@@ -32,11 +32,13 @@ from cost.timing import markdown
 
 import polymask as pm
 
-SIZES = (1, 10, 100, 1000)
+SIZES = (1, 100, 10_000)
 DISTINCT = 10
 BUDGET = 300 << 20  # three merged networks
 SIDE = 64
-LEAST = 10  # a time covers at least this many domains
+CALLED = 100  # domains at the most, for the first time
+ADDED = 10
+VERBS = ("load", "call", "warm_call", "add")
 STATUS = Path("/proc/self/status")
 
 
@@ -66,7 +68,9 @@ def measure_all(sizes: list[int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         packs = Path(folder)
         for seed in range(DISTINCT):
-            worn_domain(base, seed).save(packs / f"{seed}.safetensors")
+            domain = worn_domain(base, seed)
+            domain.input = domain.input.at(SIDE)
+            domain.save(packs / f"{seed}.safetensors")
         for size in sizes:
             begin = time.perf_counter()
             words = ["--size", str(size), "--packs", folder]
@@ -103,47 +107,40 @@ def make_base() -> pm.Base:
 
 
 def measure(packs: Path, size: int) -> dict[str, Any]:
-    """Seconds per domain of each verb, and resident against expected memory."""
+    """Seconds of each verb for one domain, and memory beside what networks hold."""
     base = make_base()
+    domains = [pm.load_domain(packs / f"{seed}.safetensors", base) for seed in range(ADDED)]
     with tempfile.TemporaryDirectory(dir=packs) as folder:
         library = Path(folder)
         put_links(packs, library, 1)
-        use(base, library)  # imports, and memory allocated at first use
+        use(base, library, domains)  # imports, and memory allocated at first use
         put_links(packs, library, size)
         gc.collect()
         before = resident()
-        model, seconds = use(base, library)
+        model, seconds = use(base, library, domains)
         gc.collect()
         held = resident() - before
-        expected = sum(f.stat().st_size for f in library.iterdir()) + model.cache_stats.bytes
-        del model
-        turns = [seconds]
-        turns += [use(base, library)[1] for _ in range(-(-LEAST // size) - 1)]
-    domains = [pm.load_domain(packs / f"{seed}.safetensors", base) for seed in range(DISTINCT)]
-    for turn in turns:
-        turn["add"] = seconds_of(lambda: add_all(base, domains, size))
-    row = {"domains": size, "resident_bytes": held, "expected_bytes": expected}
-    for verb in ("add", "load", "call"):
-        row[f"{verb}_seconds"] = round(sum(t[verb] for t in turns) / len(turns) / size, 5)
-    row["warm_call_seconds"] = round(min(t["warm_call"] for t in turns), 5)
-    return row
+    row = {"domains": size, "resident_bytes": held, "cache_bytes": model.cache_stats.bytes}
+    return row | {f"{verb}_seconds": round(seconds[verb], 6) for verb in VERBS}
 
 
-def use(base: pm.Base, library: Path) -> tuple[pm.MultiDomainModel, dict[str, float]]:
-    """Load a library and call every domain, the last one twice; return the CPU seconds of each."""
+def use(base: pm.Base, library: Path, domains: list[pm.Domain]) -> tuple[pm.MultiDomainModel, dict[str, float]]:
+    """Take up a library, call some of its domains, the last one twice, add some; CPU seconds for one domain."""
     images = torch.randn(1, 3, SIDE, SIDE)
     model = pm.MultiDomainModel(base, cache_bytes=BUDGET)
-    seconds = {"load": seconds_of(lambda: model.load_library(library))}
-    names = model.domains
-    seconds["call"] = seconds_of(lambda: [model(images, domain=name) for name in names])
+    seconds = {"load": seconds_of(lambda: model.load_library(library)) / len(list(library.iterdir()))}
+    names = model.domains[:: max(1, len(model.domains) // CALLED)][:CALLED]
+    seconds["call"] = seconds_of(lambda: [model(images, domain=name) for name in names]) / len(names)
     seconds["warm_call"] = seconds_of(lambda: model(images, domain=names[-1]))
+    seconds["add"] = seconds_of(lambda: add_all(model, domains)) / len(domains)
     return model, seconds
 
 
-def add_all(base: pm.Base, domains: list[pm.Domain], size: int) -> None:
-    model = pm.MultiDomainModel(base, cache_bytes=BUDGET)
-    for number in range(size):
-        model.add(f"{number}", domains[number % DISTINCT])
+def add_all(model: pm.MultiDomainModel, domains: list[pm.Domain]) -> None:
+    for number, domain in enumerate(domains):
+        model.add(f"more{number}", domain)
+    for number in range(len(domains)):  # so that what they hold is not counted
+        model.remove(f"more{number}")
 
 
 def put_links(packs: Path, library: Path, size: int) -> None:
@@ -169,17 +166,14 @@ def table(results: dict[str, Any]) -> str:
     setup = results["setup"]
     head = (
         f"{setup['network']}, packs of {setup['pack_bytes'] / 1e6:.2f} MB, a cache of "
-        f"{setup['cache_bytes'] / 1e6:.0f} MB; {setup['clock']}"
+        f"{setup['cache_bytes'] / 1e6:.0f} MB; {setup['clock']}, for one domain:"
     )
-    rows = [["domains", "add, ms", "load, ms", "first call, ms", "next call, ms", "MB", "expected"]]
+    rows = [["domains on disk", "take up, ms", "first call, ms", "next call, ms", "add, ms", "MB", "of it networks"]]
     for row in results["sizes"]:
         times = [f"{1e3 * row[f'{verb}_seconds']:.1f}" for verb in VERBS]
-        memory = [f"{row[f'{what}_bytes'] / 1e6:.0f}" for what in ("resident", "expected")]
+        memory = [f"{row[f'{what}_bytes'] / 1e6:.0f}" for what in ("resident", "cache")]
         rows.append([f"{row['domains']:,}", *times, *memory])
     return f"{head}\n\n{markdown(rows)}"
-
-
-VERBS = ("add", "load", "call", "warm_call")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Load on `polymask serve`, on one machine, compared with the plain PyTorch forward pass.
 
-    python benchmarks/serve_load.py --seconds 600 --out results/serve-load.json    # 14 minutes
+    python benchmarks/serve_load.py --seconds 600 --out results/serve-load.json    # 17 minutes
     python tools/serve_tables.py                                                  # docs/serve.md
 
 1. One warm domain: images per second through HTTP, as a share of what the bare network does with
    batches of the same size that are already in memory. The two are measured in turn.
 2. A thousand domains, requests of one image distributed by Zipf(1.0), a cache of 50 networks: images
    per second, times, hit rate, memory.
-3. The same draws, loading each domain's full checkpoint, without a cache and with one of 50.
+3. One hot domain, asked for by one client, beside others that ask for domains that are warm too, and beside as many
+   that ask for a cold one every time: what the hot one's client waits for.
+4. The draws of 2., loading each domain's full checkpoint, without a cache and with one of 50.
 
-The server, its clients and the comparisons share the machine's cores.
+The server, its clients and the comparisons share the machine's cores. Domains have random masks and are stored as
+`learn` stores them.
 """
 
 import argparse
@@ -19,13 +22,15 @@ import platform
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import cycle, pairwise, repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from load.packs import as_learned
 from load.requests import form, zipf
 from load.rivals import Checkpoints, bare_forward
 from load.server import Memory, Server, percentiles
@@ -55,6 +60,8 @@ def main() -> None:
             show("one warm domain", single)
         found["many_domains"] = many = many_domains(library, options, WARM * cost)
         show(f"{options.domains} domains, Zipf(1.0)", many)
+        found["hot_domain"] = hot = hot_beside(library, options, WARM * cost)
+        show("one hot domain", hot)
         checkpoints = Checkpoints(base, domain, Path(folder))
         found["checkpoint_bytes"] = checkpoints.bytes
         found["full_checkpoints"] = {}
@@ -95,14 +102,8 @@ def environment() -> dict[str, Any]:
 def make_library(base: pm.Base, folder: Path, count: int) -> tuple[pm.Domain, int]:
     """Make packs d0000, d0001, …; return one of the domains and the bytes of its merged network."""
     folder.mkdir()
-    torch.manual_seed(0)
-    domain = pm.new_domain(base, "affine-full", [f"class {i}" for i in range(CLASSES)])
-    with torch.no_grad():  # a mask of ones would take no space and no time to merge
-        for parameter in domain.transforms.parameters():
-            if parameter.ndim > 1:
-                parameter.add_(0.01 * torch.randn_like(parameter) - 0.001)
     first = folder / "d0000.safetensors"
-    domain.save(first)
+    as_learned(base, CLASSES).save(first)
     for i in range(1, count):
         shutil.copyfile(first, folder / f"d{i:04}.safetensors")
     cache = MergedCache(base, 1 << 40)
@@ -167,10 +168,34 @@ def many_domains(library: Path, options: argparse.Namespace, budget: int) -> dic
     }
 
 
+def hot_beside(library: Path, options: argparse.Namespace, budget: int) -> dict[str, Any]:
+    """What one client waits for that asks for one domain, beside clients of warm domains and of cold ones, in turn."""
+    bodies = [form(f"d{i:04}", 1, options.image_side) for i in range(options.domains)]
+    others, warm = options.clients - 1, range(1, options.clients)
+    beside = {
+        "warm": lambda seed: repeat(warm[seed % len(warm)]),
+        "cold": lambda seed: cycle(range(WARM + seed, options.domains, others)),
+    }
+    times: dict[str, list[float]] = {what: [] for what in beside}
+    asked: dict[str, int] = dict.fromkeys(beside, 0)
+    seconds = min(options.seconds, 60) / ROUNDS
+    flags = ["--base", BASE, "--cache-bytes", str(budget), "--workers", str(options.workers)]
+    with Server(library, *flags) as server:
+        server.warm_up(bodies, cycle(range(WARM)), 2 * WARM, options.clients)
+        for what in [*beside] * ROUNDS:
+            with ThreadPoolExecutor(1) as aside:
+                storm = aside.submit(server.load, bodies, beside[what], others, seconds)
+                times[what] += server.load(bodies, lambda seed: repeat(0), 1, seconds).times
+                asked[what] += len(storm.result().times)
+        misses = server.counts()["misses"]
+    found = {f"beside_{what}": percentiles(some) | {"requests": len(some)} for what, some in times.items()}
+    return {"others": others, **found, "asked_beside": asked, "misses": misses}
+
+
 def show(title: str, found: dict[str, Any]) -> None:
     print(title)
     for name, value in found.items():
-        text = value if isinstance(value, list) else f"{value:,.3f}".rstrip("0").rstrip(".")
+        text = value if isinstance(value, list | dict) else f"{value:,.3f}".rstrip("0").rstrip(".")
         print(f"  {name.replace('_', ' '):34} {text}", flush=True)
 
 

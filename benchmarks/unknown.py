@@ -29,7 +29,7 @@ from polymask.data.load import load_data
 from polymask.data.loader import Loader
 from polymask.data.preprocess import eval_transform
 from polymask.data.split import ArraySplit, Split, SubsetSplit
-from polymask.train.predict import NOTE, Network, best_domains, feature_network, likeness_cosines, read_likeness
+from polymask.train.predict import Network, best_domains, feature_network, likeness_cosines, read_likeness
 from polymask.train.unknown import Observed, calibration_error, fit_unknown
 
 SYNTHETIC = ("noise", "blank")
@@ -142,7 +142,7 @@ def measured(
     for split in sets.values():
         if split not in own:
             own[split] = features_of(base.net, base, data, split, base.input)
-    likeness = read_likeness(domain.recipe.get(NOTE), base.feature_dim)
+    likeness = read_likeness(domain.likeness, base.feature_dim)
     rules: dict[str, Any] = {}
     for rule in (*RULES, "likeness"):
         if rule == "likeness":

@@ -54,9 +54,19 @@ def load(found: dict[str, Any]) -> str:
         (
             f"its memory over {many['seconds']:.0f} seconds",
             f"{many['resident_mb_first_half']:,.0f} MB on average in the first half, "
-            f"{many['resident_mb_second_half']:,.0f} in the second",
+            f"{many['resident_mb_second_half']:,.0f} in the second, "
+            f"{many['resident_mb_per_minute_at_the_end']:+.1f} MB a minute there",
         ),
     ]
+    hot = found["hot_domain"]
+    by_clients = [hot[f"beside_{what}"] for what in ("warm", "cold")]
+    rows.append(
+        (
+            f"one client of a hot domain, beside {hot['others']} of warm domains, and beside {hot['others']} that ask "
+            "for a cold one every time",
+            " and ".join(f"p50 {one['p50_ms']:.0f} ms, p99 {one['p99_ms']:.0f} ms" for one in by_clients),
+        )
+    )
     for kept, one in found["full_checkpoints"].items():
         what = "read for each image" if kept == "0" else f"the last {kept} kept in memory"
         rows.append(

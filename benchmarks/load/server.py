@@ -133,7 +133,7 @@ class Server:
         for thread in threads:
             thread.join()
         if failed:
-            raise SystemExit(f"the server answered {failed[0]}")
+            raise SystemExit(f"the server answered {failed[0]}; its log ends:\n{self.log.read_text()[-3000:]}")
         found.seconds = time.perf_counter() - began
         return found
 
