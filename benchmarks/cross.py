@@ -6,7 +6,7 @@
     python benchmarks/cross.py --table --out results/cross.json
     python benchmarks/cross.py --picture docs/assets/cross.svg --out results/cross.json
 
-Sources are affine-full domains, learned from all images, of the domains that come before in the order (as given, and
+Sources are affine-centred domains, learned from all images, of the domains that come before in the order (as given, and
 reversed); `--sources N` keeps the N whose images look most alike. A target is learned with so many images a class by
 every method, all with the same images and recipe; a method's text may have options and fields of the recipe, such as
 the rate that suits it. Few images are gone through more often: with `--least-steps` as often as gives so many steps.
@@ -32,7 +32,8 @@ from polymask.lifelong.cross import nearest_sources
 from polymask.train.recipe import read_method
 
 CROSS = ("affine-mix", "affine-cross")
-METHODS = "affine-mix,affine-cross,affine-full,bn-only,classifier-only"
+CENTRED = "form=centred:k0=learned"
+METHODS = f"affine-mix:{CENTRED},affine-cross:{CENTRED},affine-centred,bn-only,classifier-only"
 ALL = "all"
 
 
@@ -95,7 +96,7 @@ def run_all(base, data, key, before, recipe, options) -> None:
 def source_pack(base, data: DomainData, name: str, recipe, seed: int, library: Path) -> Path:
     path = library / f"{name}.safetensors"
     if not path.exists():
-        pm.learn(base, data, "affine-full", recipe, seed=seed, progress=False).domain.save(path)
+        pm.learn(base, data, "affine-centred", recipe, seed=seed, progress=False).domain.save(path)
     return path
 
 

@@ -1,16 +1,16 @@
 """New classes step by step: accuracy on old, new and all classes, beside what the literature does.
 
     python benchmarks/extend.py --domain flowers=DIR --steps 52,10,10,10,10,10 --base B --out results/extend.json \\
-        [--systems head,norms,…] [--seeds 0,1,2] [--recipe quick] [--epochs N] [--side N] [--limit N] [--work WORK]
+        [--systems head,norms,…] [--seeds 0,1,2] [--recipe standard] [--epochs N] [--side N] [--limit N] [--work WORK]
     python benchmarks/extend.py --table --out results/extend.json
 
 The first step is learned as any domain, the others extend it with new classes' images alone. Systems:
 
-    head, norms, mask            the three ways of `polymask extend`, on affine-full
+    head, norms, mask            the three ways of `polymask extend`, on affine-centred
     head+20, mask+20             the same with 20 images of each old class
     icarl                        the nearest mean of the 20 images' features, of the network of mask+20
     finetuning, lwf              the whole network on the new images, without and with the old one as teacher
-    retraining                   affine-full on all images of all classes so far: the ceiling
+    retraining                   affine-centred on all images of all classes so far: the ceiling
 
 Images are the same for all, and so are recipe and epochs of every step. A finished step is kept in `--out`, its pack in
 `--work`; both are skipped when it is started again.
@@ -33,6 +33,7 @@ from polymask.lifelong.exemplars import choose_exemplars, read_exemplars, with_e
 from polymask.train.finishing import loader_at
 from polymask.train.unknown import observe
 
+METHOD = "affine-centred"  # the default of `learn`
 KEPT = 20
 SYSTEMS: dict[str, dict[str, Any]] = {
     "head": {"way": "head"},
@@ -70,7 +71,7 @@ def main() -> None:
 def run(base, data, name, system, ends, recipe, seed, work: Path, out: Path) -> None:
     """All steps of one system, from the first that is not finished."""
     how = dict(SYSTEMS[system])
-    method, again, keeps = how.pop("method", "affine-full"), how.pop("again", False), how.pop("exemplars", False)
+    method, again, keeps = how.pop("method", METHOD), how.pop("again", False), how.pop("exemplars", False)
     for step, end in enumerate(ends):
         key = f"{name} {system} {seed} {step}"
         path = work / f"{name}-{system}-{seed}" / f"step{step}.safetensors"

@@ -19,7 +19,7 @@ def training_options(doc: str, work: str) -> argparse.ArgumentParser:
     parser.add_argument("--base", default="efficientnet-lite0")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--recipe", default="quick")
+    parser.add_argument("--recipe", default="standard")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--side", type=int)
     parser.add_argument("--limit", type=int, help="training images a domain")
@@ -41,9 +41,10 @@ def part_of(runs: list[Any], part: str) -> list[Any]:
 
 
 def recipe_of(options: argparse.Namespace) -> pm.Recipe:
-    """The recipe, with the fields that the options change."""
-    changes = {"epochs": options.epochs, "side": options.side}
-    return pm.get_recipe(options.recipe, **{name: value for name, value in changes.items() if value is not None})
+    """The recipe, with the fields that the options change; what was learned is measured at the size that it learned at."""
+    given = {"epochs": options.epochs, "side": options.side}
+    changes = {name: value for name, value in given.items() if value is not None}
+    return pm.get_recipe(options.recipe, **changes, test_side=None)
 
 
 def read(path: Path) -> dict[str, Any]:

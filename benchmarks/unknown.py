@@ -1,8 +1,8 @@
 """Which rule tells unknown images best? Near and far ones, masks beside the fine-tuned network.
 
     python benchmarks/unknown.py --domain flowers=DIR --domain cubs=DIR --domain gtsrb=decathlon:ROOT/gtsrb … \\
-        --base B --out results/unknown.json --work WORK [--methods affine-full,finetune] [--seeds 0,1,2]
-        [--near flowers,cubs] [--recipe quick] [--epochs N] [--side N] [--limit N] [--images 300]
+        --base B --out results/unknown.json --work WORK [--methods affine-centred,finetune] [--seeds 0,1,2]
+        [--near flowers,cubs] [--recipe standard] [--epochs N] [--side N] [--limit N] [--images 300]
     python benchmarks/unknown.py --table --out results/unknown.json
 
 A domain of `--near` is learned without its last fifth of classes, whose images are the near unknown ones. Far ones are
@@ -40,7 +40,7 @@ def main() -> None:
     parser = training_options(__doc__, "unknown.work")
     parser.add_argument("--domain", action="append", default=[], metavar="NAME=SOURCE")
     parser.add_argument("--near", default="flowers,cubs", help="domains that are learned without some classes")
-    parser.add_argument("--methods", default="affine-full,finetune")
+    parser.add_argument("--methods", default="affine-centred,finetune")
     parser.add_argument("--images", type=int, default=300, help="of each domain, at most")
     options = parser.parse_args()
     if options.table:
