@@ -41,7 +41,7 @@ def part_of(runs: list[Any], part: str) -> list[Any]:
 
 
 def recipe_of(options: argparse.Namespace) -> pm.Recipe:
-    """The recipe, with the fields that the options change; what was learned is measured at the size that it learned at."""
+    """The recipe, with the fields that the options change; all is measured at the size that it was learned at."""
     given = {"epochs": options.epochs, "side": options.side}
     changes = {name: value for name, value in given.items() if value is not None}
     return pm.get_recipe(options.recipe, **changes, test_side=None)
