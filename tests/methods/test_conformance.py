@@ -75,6 +75,15 @@ def test_a_saved_domain_loads_bit_exactly_and_is_saved_to_the_same_file(base, me
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("method", EVERY)
+def test_a_pack_loads_where_torch_has_a_default_device(base, method, tmp_path):
+    domain = trained(base, method)
+    domain.save(tmp_path / "a.safetensors")
+    with torch.device("cpu"):  # as torch.set_default_device
+        loaded = pm.load_domain(tmp_path / "a.safetensors", base)
+    assert torch.equal(logits(base, loaded), logits(base, domain))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_frozen_copy_gives_the_same_logits_and_does_not_learn_on(base, method):
     domain = trained(base, method)

@@ -29,7 +29,7 @@ from polymask.core.parts import Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.files import NAME
-from polymask.methods.affine.method import GAIN, NAMES, START, Affine, AffineTransform
+from polymask.methods.affine.method import GAIN, NAMES, START, Affine, AffineTransform, as_row
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -218,7 +218,7 @@ class CrossTransform(Transform):
 
     def scalars(self) -> dict[str, Tensor]:
         """k0…k3 and, for each source s, a_s and b_s."""
-        found = {n: torch.as_tensor(k).detach().reshape(-1) for n, k in zip(NAMES, self._coefficients(), strict=False)}
+        found = {n: as_row(k) for n, k in zip(NAMES, self._coefficients(), strict=False)}
         for name in ("a", "b"):
             found |= {f"{name}{place}": k.detach().reshape(-1) for place, k in enumerate(self._of_sources(name))}
         return found
@@ -227,7 +227,7 @@ class CrossTransform(Transform):
         found: dict[str, Stored] = {} if self.own is None else {"mask": self.own.bits()}
         fixed = self.fixed if self.own is None else self.own.fixed
         named = zip(NAMES, self._coefficients(), strict=False)
-        found |= {name: torch.as_tensor(k).detach().reshape(-1) for name, k in named if name not in fixed}
+        found |= {name: as_row(k) for name, k in named if name not in fixed}
         for name in ("a", "b") if self.sources else ():
             found[name] = (self.get_parameter(name).detach() * self.units[name]).reshape(-1)
         return found | {f"source{place}": bits for place, bits in enumerate(self._source_bits())}

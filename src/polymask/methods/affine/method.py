@@ -149,6 +149,11 @@ class Affine(Method):
         return chosen
 
 
+def as_row(k: Tensor | float) -> Tensor:
+    """A scalar of a site as it is stored; on its own device, whatever torch's default is."""
+    return (k.detach() if isinstance(k, Tensor) else torch.tensor(k)).reshape(-1)
+
+
 class AffineTransform(MaskTransform):
     """One site's scores (or, stored, its packed mask) and scalars."""
 
@@ -227,7 +232,7 @@ class AffineTransform(MaskTransform):
     def scalars(self) -> dict[str, Tensor]:
         """k0…k3, fixed or learned, each of one number or one per output channel."""
         named = zip(NAMES, self.coefficients(), strict=True)
-        return {name: torch.as_tensor(k).detach().reshape(-1) for name, k in named}
+        return {name: as_row(k) for name, k in named}
 
     def stored(self) -> dict[str, Stored]:
         return super().stored() | {name: k for name, k in self.scalars().items() if name not in self.fixed}
