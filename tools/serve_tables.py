@@ -35,44 +35,50 @@ def main() -> int:
 
 
 def load(found: dict[str, Any]) -> str:
-    """What the server does under load, beside its yardsticks."""
-    single, many = found["single_warm_domain"], found["many_domains"]
+    """What the server does under load, beside its yardsticks and goals."""
+    single, many, hot = found["single_warm_domain"], found["many_domains"], found["hot_domain"]
+    share = many["images_per_second"] / single["images_per_second"]
+    growth = many["resident_mb_per_minute_at_the_end"]
+    by_clients = [hot[f"beside_{what}"] for what in ("warm", "cold")]
     rows = [
         (
             f"one warm domain, {single['batch']} images a request",
             f"{single['images_per_second']:.1f} images a second through HTTP, "
             f"{single['bare_images_per_second']:.1f} by the bare network: "
             f"{single['share_of_bare']:.2f} of it",
+            "",
         ),
         (
             f"{many['domains']:,} domains by Zipf(1.0), {many['cache_networks']} kept warm, one image a request",
-            f"{many['images_per_second']:.1f} images a second, "
-            f"{many['images_per_second'] / single['images_per_second']:.2f} of one warm domain",
+            f"{many['images_per_second']:.1f} images a second, {share:.2f} of one warm domain",
+            _goal("at least 0.65", share >= 0.65),
         ),
-        ("its times", f"p50 {many['p50_ms']:.0f} ms, p99 {many['p99_ms']:.0f} ms"),
-        ("its cache", f"{100 * many['hit_rate']:.0f} % hits, {many['merges']:,.0f} merges"),
+        (
+            "its times",
+            f"p50 {many['p50_ms']:.0f} ms, p99 {many['p99_ms']:.0f} ms",
+            _goal("p99 at most 3 × p50", many["p99_ms"] <= 3 * many["p50_ms"]),
+        ),
+        ("its cache", f"{100 * many['hit_rate']:.0f} % hits, {many['merges']:,.0f} merges", ""),
         (
             f"its memory over {many['seconds']:.0f} seconds",
             f"{many['resident_mb_first_half']:,.0f} MB on average in the first half, "
-            f"{many['resident_mb_second_half']:,.0f} in the second, "
-            f"{many['resident_mb_per_minute_at_the_end']:+.1f} MB a minute there",
+            f"{many['resident_mb_second_half']:,.0f} in the second, {growth:+.1f} MB a minute there",
+            _goal("at most 2 MB a minute", growth <= 2),
         ),
-    ]
-    hot = found["hot_domain"]
-    by_clients = [hot[f"beside_{what}"] for what in ("warm", "cold")]
-    rows.append(
         (
             f"one client of a hot domain, beside {hot['others']} of warm domains, and beside {hot['others']} that ask "
             "for a cold one every time",
             " and ".join(f"p50 {one['p50_ms']:.0f} ms, p99 {one['p99_ms']:.0f} ms" for one in by_clients),
-        )
-    )
+            "",
+        ),
+    ]
     for kept, one in found["full_checkpoints"].items():
         what = "read for each image" if kept == "0" else f"the last {kept} kept in memory"
         rows.append(
             (
                 f"the same draws by full checkpoints, {what}",
                 f"{one['images_per_second']:.1f} images a second: the server does {one['factor']:.2f} times as many",
+                "" if kept == "0" else _goal("at least 1.5 times", one["factor"] >= 1.5),
             )
         )
     rows.append(
@@ -81,6 +87,7 @@ def load(found: dict[str, Any]) -> str:
             f"{found['pack_bytes'] / 1e6:.2f} MB; a full checkpoint "
             f"{found['checkpoint_bytes'] / 1e6:.1f} MB, "
             f"{found['checkpoint_bytes'] / found['pack_bytes']:.0f} times as much",
+            "",
         )
     )
     about = (
@@ -89,7 +96,11 @@ def load(found: dict[str, Any]) -> str:
         f"{many['clients']} for many; a merged network takes "
         f"{found['merged_bytes'] / 1e6:.1f} MB.\n\n"
     )
-    return about + _table(("", ""), rows)
+    return about + _table(("", "found", "goal"), rows)
+
+
+def _goal(text: str, met: bool) -> str:
+    return f"{text}: {'met' if met else 'missed'}"
 
 
 def auto(found: dict[str, Any]) -> str:
