@@ -1,6 +1,6 @@
 """A library made of fine-tuned networks, by every method of `polymask convert`, with and without images.
 
-    python benchmarks/convert_library.py --run results/decathlon-mini-32 --data ../shared/data/decathlon-mini \
+    python benchmarks/convert_library.py --run results/decathlon-mini-32-standard --data ../shared/data/decathlon-mini \
         --weights ../shared/weights/resnet18-tinyimagenet-64.safetensors --out results/convert-library.json
     python benchmarks/convert_library.py --table --out results/convert-library.json                # print it again
     python benchmarks/convert_library.py --table --out results/convert-library.json \
@@ -9,20 +9,23 @@
 The fine-tuned networks are those of the `finetune` rows of a benchmark's run (its packs must still be there), merged to
 plain state dicts. Each is converted beside the others. Accuracy is on the domain's test images; "kept" is that of the
 converted network as a share of the checkpoint's. Beside them stand a copy in 8 bits (one scale an output channel), and
-the best low-rank factors of the change, at the bytes of `bitdelta`; norms, biases and head are whole in all of them.
+the best low-rank factors of the change, at the bytes of `bitdelta`; norms, biases and head are whole in all of them. A
+row is kept as soon as it is done, and skipped when the script is started again; one with images takes two minutes a
+network on one core.
 """
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
+from kept import read, write
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -52,60 +55,79 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what was measured before")
     parser.add_argument("--figure", type=Path, help="draw it")
     options = parser.parse_args()
-    if options.table:
-        results = json.loads(options.out.read_text())
-    else:
-        results = measure(options)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    results = read(options.out) if options.table else measure(options)
     if options.figure is not None:
         draw(results, options.figure)
     print(table(results))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All rows that are not in the file yet, each written as soon as it is done."""
     base = pm.load_base(options.base, weights=options.weights)
-    recipe = pm.get_recipe("quick", side=options.side)
-    packs = {
-        f"{domain.name}-{seed}": domain / f"seed-{seed}" / "packs" / f"{domain.name}.safetensors"
-        for seed in options.seeds
-        for domain in sorted((options.run / "finetune").iterdir())
-    }
-    data: dict[str, DomainData] = {}
-    loaders: dict[str, Loaders] = {}
     with tempfile.TemporaryDirectory() as room:
-        checkpoints, tuned_accuracy = {}, {}
-        for name, pack in packs.items():
-            domain = pm.load_domain(pack, base)
-            title = name.rpartition("-")[0]
+        checkpoints, loaders = make_checkpoints(base, options, Path(room))
+        given = read(options.out) or about(base, checkpoints, loaders)
+        tuned, rows = given["checkpoint_accuracy"], given.setdefault("rows", {})
+        if tuned.keys() != checkpoints.keys():
+            raise SystemExit(f"{options.out} is of other networks; give another file")
+        for name, way in ways(base, checkpoints, loaders, options.side, Path(room) / "library").items():
+            if name in rows:
+                continue
+            rows[name] = row = way()
+            row["kept"] = mean(100 * row["accuracy"][one] / tuned[one] for one in checkpoints)
+            row["mean_accuracy"] = mean(row["accuracy"].values())
+            write(options.out, given)
+            print(f"{name}: {row['kept']:.1f} % kept", flush=True)
+    return given
+
+
+def make_checkpoints(
+    base: pm.Base, options: argparse.Namespace, room: Path
+) -> tuple[dict[str, Checkpoint], dict[str, Loaders]]:
+    """The fine-tuned networks as plain state dicts, and the batches of their domains."""
+    recipe = pm.get_recipe("quick", side=options.side)
+    data: dict[str, DomainData] = {}
+    checkpoints, loaders = {}, {}
+    for seed in options.seeds:
+        for folder in sorted((options.run / "finetune").iterdir()):
+            title, name = folder.name, f"{folder.name}-{seed}"
+            domain = pm.load_domain(folder / f"seed-{seed}" / "packs" / f"{title}.safetensors", base)
             if title not in data:
                 data[title] = pm.load_data(f"decathlon:{options.data}/{title}", limit=options.limit)
                 loaders[title] = make_loaders(data[title], domain.input, recipe)
-            net = domain.merged(base)
-            tuned_accuracy[name] = _tested(base, net, loaders[title])
-            path = Path(room) / f"{name}.safetensors"
-            save_file({n: t.contiguous().clone() for n, t in net.state_dict().items()}, path)
+            path = room / f"{name}.safetensors"
+            save_file({n: t.contiguous().clone() for n, t in domain.merged(base).state_dict().items()}, path)
             checkpoints[name] = Checkpoint(path, domain.classes, data[title])
-        rows = {}
-        for method in METHODS:
-            for images in (False, True):
-                rows[f"{method}, {'with' if images else 'without'} images"] = _converted(
-                    base, checkpoints, loaders, method, images, options.side, Path(room) / "library"
-                )
-        rows[f"{MASKS}, with images"] = _converted(
-            base, checkpoints, loaders, "bitdelta", True, options.side, Path(room) / "library", train_masks=True
-        )
-        rows |= beside(base, checkpoints, loaders)
-        sizes = [checkpoint.path.stat().st_size for checkpoint in checkpoints.values()]
-    for row in rows.values():
-        row["kept"] = mean(100 * row["accuracy"][name] / tuned_accuracy[name] for name in checkpoints)
-        row["mean_accuracy"] = mean(row["accuracy"].values())
-    return {
-        "base": base.name,
-        "networks": len(checkpoints),
-        "checkpoint_bytes": mean(sizes),
-        "checkpoint_accuracy": tuned_accuracy,
-        "rows": rows,
+    return checkpoints, loaders
+
+
+def about(base: pm.Base, checkpoints: dict[str, Checkpoint], loaders: dict[str, Loaders]) -> dict[str, Any]:
+    """What the networks are before they are converted."""
+    tested = {
+        name: _tested(base, Finetuned.read(base, checkpoint.path).network(base), _of(name, loaders))
+        for name, checkpoint in checkpoints.items()
     }
+    sizes = [checkpoint.path.stat().st_size for checkpoint in checkpoints.values()]
+    found = {"base": base.name, "networks": len(checkpoints), "checkpoint_bytes": mean(sizes)}
+    return found | {"checkpoint_accuracy": tested}
+
+
+def ways(
+    base: pm.Base, checkpoints: dict[str, Checkpoint], loaders: dict[str, Loaders], side: int, library: Path
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What makes each row; the quick ones first."""
+    made = partial(_converted, base, checkpoints, loaders, side, library)
+    found: dict[str, Callable[[], dict[str, Any]]] = {
+        "8 bits a weight": partial(_approximated, base, checkpoints, loaders, _in_8_bits),
+        "LoRA by SVD": partial(_approximated, base, checkpoints, loaders, _by_svd),
+    }
+    found |= {f"{method}, without images": partial(made, method, images=False) for method in METHODS}
+    found |= {f"{method}, with images": partial(made, method, images=True) for method in METHODS}
+    return found | {f"{MASKS}, with images": partial(made, "bitdelta", images=True, train_masks=True)}
+
+
+def _of(name: str, loaders: dict[str, Loaders]) -> Loaders:
+    return loaders[name.rpartition("-")[0]]
 
 
 def _tested(base: pm.Base, net: nn.Module, loaders: Loaders) -> float:
@@ -118,17 +140,17 @@ def _converted(
     base: pm.Base,
     checkpoints: dict[str, Checkpoint],
     loaders: dict[str, Loaders],
-    method: str,
-    images: bool,
     side: int,
     library: Path,
+    method: str,
     *,
+    images: bool,
     train_masks: bool = False,
 ) -> dict[str, Any]:
     """All checkpoints by one method: test accuracy, bytes of a pack and of what is shared, seconds."""
     shutil.rmtree(library, ignore_errors=True)
     given = {n: c if images else Checkpoint(c.path, c.classes) for n, c in checkpoints.items()}
-    by_data = {id(checkpoints[name].data): loaders[name.rpartition("-")[0]] for name in checkpoints}
+    by_data = {id(checkpoints[name].data): _of(name, loaders) for name in checkpoints}
     begin = time.perf_counter()
     found = list(
         convert_all(
@@ -147,7 +169,7 @@ def _converted(
     tested = {}
     for one in found:
         domain = pm.load_domain(library / f"{one.name}.safetensors", base)
-        tested[one.name] = _tested(base, domain.merged(base), loaders[one.name.rpartition("-")[0]])
+        tested[one.name] = _tested(base, domain.merged(base), _of(one.name, loaders))
     shared = sum(file.stat().st_size for file in library.glob("*.shared"))
     return {
         "accuracy": tested,
@@ -158,30 +180,23 @@ def _converted(
     }
 
 
-def beside(base: pm.Base, checkpoints: dict[str, Checkpoint], loaders: dict[str, Loaders]) -> dict[str, Any]:
-    """What people do without masks: a copy in 8 bits, and low-rank factors of the change at the bytes of a pack."""
-    kinds: dict[str, Approximation] = {"8 bits a weight": _in_8_bits, "LoRA by SVD": _by_svd}
-    rows = {}
-    for title, approximate in kinds.items():
-        tested, sizes, seconds = {}, [], []
-        for name, checkpoint in checkpoints.items():
-            tuned = Finetuned.read(base, checkpoint.path)
-            begin = time.perf_counter()
-            size = sum(t.numel() for n, t in tuned.tensors.items() if n not in base.sites) * 4
-            size += 4 * (tuned.weight.numel() + tuned.bias.numel())
-            for site in base.sites:
-                tuned.tensors[site], more = approximate(base.tensor(site), tuned.tensors[site])
-                size += more
-            seconds.append(time.perf_counter() - begin)
-            sizes.append(size)
-            tested[name] = _tested(base, tuned.network(base), loaders[name.rpartition("-")[0]])
-        rows[title] = {
-            "accuracy": tested,
-            "pack_bytes": mean(sizes),
-            "shared_bytes": 0,
-            "seconds": mean(seconds),
-        }
-    return rows
+def _approximated(
+    base: pm.Base, checkpoints: dict[str, Checkpoint], loaders: dict[str, Loaders], approximate: Approximation
+) -> dict[str, Any]:
+    """What people do without masks: a copy in 8 bits, or low-rank factors of the change at the bytes of a pack."""
+    tested, sizes, seconds = {}, [], []
+    for name, checkpoint in checkpoints.items():
+        tuned = Finetuned.read(base, checkpoint.path)
+        begin = time.perf_counter()
+        size = sum(t.numel() for n, t in tuned.tensors.items() if n not in base.sites) * 4
+        size += 4 * (tuned.weight.numel() + tuned.bias.numel())
+        for site in base.sites:
+            tuned.tensors[site], more = approximate(base.tensor(site), tuned.tensors[site])
+            size += more
+        seconds.append(time.perf_counter() - begin)
+        sizes.append(size)
+        tested[name] = _tested(base, tuned.network(base), _of(name, loaders))
+    return {"accuracy": tested, "pack_bytes": mean(sizes), "shared_bytes": 0, "seconds": mean(seconds)}
 
 
 def _in_8_bits(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
