@@ -1,6 +1,6 @@
 """What a domain that is not in memory costs: from its pack to the logits of one image, against one that is.
 
-    python benchmarks/cold.py --out results/cold.json    # four minutes
+    python benchmarks/cold.py --out results/cold.json    # two minutes
 
 Packs lie in the page cache. A hit runs one of twelve networks that are kept, in turn, as a server does, so that weights
 come from memory and not from the processor's cache; a miss reads a pack into the network of the one that has to go, and

@@ -1,6 +1,6 @@
 """What the number of domains costs a `MultiDomainModel`: 1 to 10,000 packs on disk, and memory.
 
-    python benchmarks/scale.py --out results/scale.json    # about 8 minutes on two free cores
+    python benchmarks/scale.py --out results/scale.json    # about a minute on two free cores
     python benchmarks/scale.py --table results/scale.json  # print it again
     python tools/speed_table.py                            # docs/speed.md
 
