@@ -24,10 +24,12 @@ from kept import add_part, part_of, read, write
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
+from polymask.data.loader import loader_at
 from polymask.data.split import SubsetSplit
-from polymask.train.finishing import choose_test_input, loader_at, refit_head
 from polymask.train.learn import make_loaders
 from polymask.train.recipe import read_method
+from polymask.train.regression import refit_head
+from polymask.train.sizing import choose_test_input
 
 DOMAINS = {
     "flowers": "sketch:{data}/sketch-mini/flowers",

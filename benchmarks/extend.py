@@ -28,9 +28,9 @@ from torch.nn.functional import normalize
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
+from polymask.data.loader import loader_at
 from polymask.data.split import SubsetSplit
 from polymask.lifelong.exemplars import choose_exemplars, read_exemplars, with_exemplars_of, write_exemplars
-from polymask.train.finishing import loader_at
 from polymask.train.unknown import observe
 
 METHOD = "affine-centred"  # the default of `learn`

@@ -47,7 +47,7 @@ from torch.nn.functional import cross_entropy
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
-from polymask.train.finishing import AT_ONCE, TRIED, loader_at
+from polymask.data.loader import loader_at
 from polymask.train.learn import make_loaders
 from polymask.train.minutes import (
     FASTER,
@@ -62,6 +62,8 @@ from polymask.train.minutes import (
 )
 from polymask.train.predict import images_last
 from polymask.train.recipe import RECIPES, method_by
+from polymask.train.regression import AT_ONCE
+from polymask.train.sizing import TRIED
 
 BASE, TIMM = "efficientnet-lite0", "tf_efficientnet_lite0"
 DOMAINS = {

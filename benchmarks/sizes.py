@@ -25,7 +25,7 @@ from polymask.benchmarks.jobs import CUT_SEED
 from polymask.benchmarks.records import PLAN, Plan, read_record
 from polymask.core.accounting import bits_per_weight, in_halves
 from polymask.data.load import load_data
-from polymask.train.finishing import loader_at
+from polymask.data.loader import loader_at
 
 CONTEXTS = ("layer", "output channel", "input channel", "three bits before")
 

@@ -23,9 +23,11 @@ from torch import Tensor
 import polymask as pm
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
+from polymask.data.loader import loader_at
 from polymask.data.split import SubsetSplit
-from polymask.train.finishing import STEP, STRENGTHS, Seen, _fit_head, gathered, loader_at
 from polymask.train.recipe import read_method
+from polymask.train.regression import STRENGTHS, Seen, _fit_head, gathered
+from polymask.train.sizing import STEP
 
 DOMAINS = {
     "flowers": "sketch:{data}/sketch-mini/flowers",

@@ -9,6 +9,7 @@ from forged_packs import read_parts, write_forged
 from image_folders import make_folder
 from nets import tiny_base, trained
 from polymask.data.images import DomainData
+from polymask.data.loader import loader_at
 from polymask.data.split import ArraySplit
 from polymask.errors import DataError, DomainError, MethodError, PackError
 from polymask.lifelong.exemplars import (
@@ -19,7 +20,6 @@ from polymask.lifelong.exemplars import (
     with_exemplars_of,
     write_exemplars,
 )
-from polymask.train.finishing import loader_at
 from polymask.train.unknown import calibrate_on, evenly
 
 QUICK = pm.get_recipe("quick", epochs=1, batch_size=8, side=16)

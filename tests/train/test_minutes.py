@@ -14,9 +14,9 @@ from polymask.core.target import ValueTarget
 from polymask.data.loader import Loader
 from polymask.errors import PolymaskError, TrainingError
 from polymask.train import minutes
-from polymask.train.finishing import fit_head, learn_head
 from polymask.train.minutes import MOST, OFTEN, Pace, plan_for, plan_minutes
 from polymask.train.recipe import method_by
+from polymask.train.regression import fit_head, learn_head
 
 SIDES = [64, 96, 128, 160, 224]
 PACE = Pace(0.001, 1e-6)  # 5 ms for an image of 64 px, 51 ms at 224

@@ -5,9 +5,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import polymask as pm
+from brightness import made_base, made_data
 from nets import batch, logits, tiny_base, trained
 from polymask.core.accounting import in_halves
-from polymask.train import finishing
+from polymask.train import rounding
 from polymask.train.recipe import RecipeError
 from short_training import VAL
 
@@ -97,27 +98,27 @@ def test_numbers_stay_exact_where_rounding_them_costs_accuracy_and_loss(base, mo
         return {n: -100 * t if n.startswith("head/") else t for n, t in domain.stored().items()}
 
     said = iter([80.0, 60.0])  # as it is; rounded
-    monkeypatch.setattr(finishing, "evaluate", lambda *_: next(said))
-    monkeypatch.setattr(finishing, "in_halves", coarse)
+    monkeypatch.setattr(rounding, "evaluate", lambda *_: next(said))
+    monkeypatch.setattr(rounding, "in_halves", coarse)
     domain = trained(base).frozen()
     before = logits(base, domain)
-    assert finishing.round_numbers(base, domain, VAL, None, None) == (False, 80.0)
+    assert rounding.round_numbers(base, domain, VAL, None, None) == (False, 80.0)
     assert torch.equal(logits(base, domain), before)
 
 
 def test_images_on_the_border_between_classes_do_not_keep_numbers_exact(base, monkeypatch):
     said = iter([80.0, 60.0])
-    monkeypatch.setattr(finishing, "evaluate", lambda *_: next(said))
+    monkeypatch.setattr(rounding, "evaluate", lambda *_: next(said))
     domain = trained(base).frozen()
-    assert finishing.round_numbers(base, domain, VAL, None, None) == (True, 60.0)
+    assert rounding.round_numbers(base, domain, VAL, None, None) == (True, 60.0)
     assert all(map(fits, by_part(domain)["norm"]))
 
 
 def test_numbers_are_rounded_where_val_says_nothing_else(base, monkeypatch):
     said = iter([80.0, 80.0])
-    monkeypatch.setattr(finishing, "evaluate", lambda *_: next(said))
+    monkeypatch.setattr(rounding, "evaluate", lambda *_: next(said))
     domain = trained(base).frozen()
-    assert finishing.round_numbers(base, domain, VAL, None, None) == (True, 80.0)
+    assert rounding.round_numbers(base, domain, VAL, None, None) == (True, 80.0)
     assert all(map(fits, by_part(domain)["norm"]))
 
 
@@ -133,3 +134,14 @@ def test_accounts_in_16_bits_count_half_of_norms_scalars_and_head():
     for part in ("scalars", "norm_affine", "norm_statistics", "head"):
         assert 2 * halves.components[part] == wide.components[part]
     assert halves.bits_per_weight < wide.bits_per_weight
+
+
+def test_what_a_pack_says_of_val_is_what_its_stored_numbers_reach(tmp_path):
+    base, data = made_base(), made_data("dark", "light")
+    recipe = pm.get_recipe("quick", epochs=2, batch_size=8, side=24, rate=1e-3)
+    learned = pm.learn(base, data, "affine-full", recipe, progress=False)
+    learned.domain.save(tmp_path / "made.safetensors")
+    loaded = pm.load_domain(tmp_path / "made.safetensors", base)
+    assert loaded.metrics["precision"] == 16
+    val = pm.make_loaders(data, base.input, recipe).val
+    assert pm.evaluate(base, loaded, val) == loaded.metrics["val_accuracy"]

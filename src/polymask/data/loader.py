@@ -22,11 +22,11 @@ from torch.utils.data import Dataset
 
 from polymask.core.input import InputSpec
 from polymask.core.target import strata
-from polymask.data.cache import Cache, cache_domain, default_workers, in_order
+from polymask.data.cache import Cache, cache_domain, cache_splits, default_workers, in_order
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.preprocess import Preprocess, eval_transform, train_transform
-from polymask.data.split import Labels
+from polymask.data.split import Labels, Split
 from polymask.errors import DataError
 
 Batch = tuple[Tensor, Tensor]  # float32 (N, C, H, W), int64 (N,)
@@ -144,6 +144,13 @@ class Loader:
             draw = np.random.default_rng([_SAMPLE, self.seed, epoch, index, *again])
             crops.append(transform.crop(self.cache.image(index), draw))
         return transform.batch(crops), self.cache.labels[torch.from_numpy(indices)]
+
+
+def loader_at(data: DomainData, split: Split, spec: InputSpec) -> Loader:
+    """Batches of a split for measuring, decoded for images of this size."""
+    preprocess = eval_transform(data, spec)
+    (cache,) = cache_splits([split], preprocess.shrink)
+    return Loader(cache, preprocess, batch_size=64)
 
 
 def class_shares(labels: Labels) -> NDArray[np.float64]:

@@ -16,11 +16,11 @@ from torch import Tensor
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.data.images import DomainData
+from polymask.data.loader import loader_at
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import ArraySplit, Labels, Split, SubsetSplit
 from polymask.errors import DataError, FileError, PackError
 from polymask.files import SUFFIX, json_object, write_atomically
-from polymask.train.finishing import loader_at
 from polymask.train.unknown import observe
 
 _KEY = "polymask-exemplars"  # of the metadata of safetensors

@@ -38,11 +38,10 @@ from polymask.core.unknown import Unknown
 from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
-from polymask.data.loader import Loader
+from polymask.data.loader import Loader, loader_at
 from polymask.data.preprocess import train_transform
 from polymask.data.split import JoinedSplit, Split
 from polymask.errors import DataError, DomainError, MethodError
-from polymask.train.finishing import loader_at
 from polymask.train.fit import Listener, fit
 from polymask.train.predict import evaluate, likeness, network, read_likeness, write_likeness
 from polymask.train.recipe import Recipe, get_recipe

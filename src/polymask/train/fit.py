@@ -28,10 +28,10 @@ from polymask.data.preprocess import augmenting
 from polymask.data.sets import title_of
 from polymask.errors import LostProcess, NotFinite, TrainingError
 from polymask.train.descent import begin_head
-from polymask.train.finishing import refit_head
 from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
 from polymask.train.predict import all_labels
 from polymask.train.recipe import Recipe, get_recipe
+from polymask.train.regression import refit_head
 from polymask.train.state import Run, copied, domain_identity, images_identity
 
 if TYPE_CHECKING:

@@ -24,16 +24,18 @@ from polymask.data.batches import as_batches, parts_of
 from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData
 from polymask.data.load import load_data
-from polymask.data.loader import Loader
+from polymask.data.loader import Loader, loader_at
 from polymask.data.preprocess import eval_transform, train_transform
 from polymask.data.sets import open_sets
 from polymask.errors import MethodError, TrainingError
 from polymask.train.evaluation import Evaluation
-from polymask.train.finishing import Fed, Seen, choose_test_input, learn_head, loader_at, round_numbers, way_of
 from polymask.train.fit import Listener, Together, fit
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, measured_batches
 from polymask.train.recipe import Recipe, get_recipe, method_by
+from polymask.train.regression import Seen, learn_head
+from polymask.train.rounding import round_numbers
+from polymask.train.sizing import Fed, choose_test_input, way_of
 from polymask.train.state import epochs_until_stalled
 from polymask.train.unknown import calibrate_on, calibrate_seen, can_calibrate, evenly
 

@@ -4,10 +4,10 @@ A few timed steps tell which layout of images and which type of numbers are fast
 bfloat16 may be faster with it, another many times slower), and what an image costs by its size. The number of
 images then says how large they can be and how often they can be seen. Larger images first, as long as each is seen
 often enough; then more epochs, up to a bound. The first half of the epochs has smaller images, and the size at test is
-chosen on val (see `finishing`).
+chosen on val (see `sizing`).
 
-A head of frozen features takes one pass over the images only (see `finishing`). It is fitted too, and val decides which
-of the two is kept. Where there is no time for more than a few epochs it is all that is done, on larger images.
+A head of frozen features takes one pass over the images only (see `regression`). It is fitted too, and val decides
+which of the two is kept. Where there is no time for more than a few epochs it is all that is done, on larger images.
 """
 
 import time
@@ -28,9 +28,10 @@ from polymask.data.cache import cache_splits, shrink_of
 from polymask.data.images import DomainData
 from polymask.data.split import SubsetSplit
 from polymask.errors import TrainingError
-from polymask.train.finishing import STRENGTHS, TRIED, WORK, takes
 from polymask.train.learner import DomainLearner
 from polymask.train.recipe import Recipe
+from polymask.train.regression import STRENGTHS, WORK
+from polymask.train.sizing import TRIED, takes
 
 SIDES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384)
 OFTEN = 8  # epochs that come before larger images

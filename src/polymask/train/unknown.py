@@ -19,10 +19,10 @@ from polymask.core.unknown import BY_DISTANCE, MOST_RANK, RULES, ZERO, Judgement
 from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
-from polymask.data.loader import Loader
+from polymask.data.loader import Loader, loader_at
 from polymask.errors import DataError, DomainError
-from polymask.train.finishing import Seen, gathered, loader_at
 from polymask.train.predict import all_labels
+from polymask.train.regression import Seen, gathered
 
 RULE: Rule = "cosine"  # the best on validation images: docs/unknown.md
 WITHOUT_TRAIN: Rule = "softmax"  # the best of those that look at logits alone

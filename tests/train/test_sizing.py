@@ -1,4 +1,4 @@
-"""What is settled after training: the head, fitted again, and the size of images at test, chosen on val."""
+"""The size of images at test, chosen on val."""
 
 import numpy as np
 import pytest
@@ -7,16 +7,10 @@ import torch
 import polymask as pm
 from brightness import made_base, made_data
 from polymask.cli import main
+from polymask.data.loader import loader_at
 from polymask.errors import PolymaskError, TrainingError
-from polymask.train.finishing import (
-    Reached,
-    choose_test_input,
-    clearly_better,
-    fit_head,
-    loader_at,
-    measured_at,
-    way_of,
-)
+from polymask.train.regression import fit_head
+from polymask.train.sizing import Reached, choose_test_input, clearly_better, measured_at, way_of
 
 RECIPE = pm.get_recipe("quick", epochs=2, batch_size=8, side=24)
 
@@ -37,7 +31,7 @@ def favourite(monkeypatch):
             assert images is data.val
             return Reached(float(spec.side == side) + float(spec.crop == crop))
 
-        monkeypatch.setattr("polymask.train.finishing.measured_at", measure)
+        monkeypatch.setattr("polymask.train.sizing.measured_at", measure)
         return asked
 
     return favour
@@ -136,7 +130,7 @@ def test_without_val_the_size_is_that_of_training(data):
 def test_a_head_is_fitted_to_images_of_the_size_at_test(data, test_side, monkeypatch):
     """So says a head that is right only there: its logits are those of a regression on features of that size."""
     base = made_base()
-    monkeypatch.setattr("polymask.train.finishing.clearly_better", lambda domain, one, other: True)
+    monkeypatch.setattr("polymask.train.sizing.clearly_better", lambda domain, one, other: True)
     recipe = pm.get_recipe(RECIPE, rate=0.0, head_rate=0.0, refit=0.01, test_side=test_side, precision=32)
     domain = pm.learn(base, data, "affine-full", recipe, progress=False).domain
     assert domain.input.side == (40 if test_side == 40 else 48)
@@ -164,88 +158,3 @@ def test_the_command_says_what_it_chose(tmp_path, monkeypatch, capsys):
     words = ["learn", "shades", "--data", "images", "--method", "classifier-only", "--epochs", "1", "--side", "32"]
     assert main([*words, "--test-side", "auto"]) == 0
     assert "fed at" in capsys.readouterr().out
-
-
-RECIPES = {
-    "one way to learn nothing": {"rate": 0.0, "head_rate": 0.0},
-    "learning": {"rate": 1e-3, "head_rate": 1e-2},
-}
-
-
-@pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
-@pytest.mark.parametrize("refit", [0.01, "auto"])
-def test_a_head_that_is_fitted_again_is_never_worse_on_val(data, fields, refit):
-    base = made_base()
-    results = {}
-    for chosen in (None, refit):
-        learned = pm.learn(base, data, "affine-full", pm.get_recipe(RECIPE, **fields, refit=chosen), progress=False)
-        loader = pm.make_loaders(data, base.input, RECIPE).val
-        results[chosen] = pm.evaluate(base, learned.domain, loader)
-        assert learned.domain.metrics["val_accuracy"] >= results[chosen] - 1e-6
-    assert results[refit] >= results[None]
-    assert results[refit] == 100  # brightness is all that there is to see
-
-
-def test_nothing_but_the_head_is_fitted_again(data):
-    base = made_base()
-    plain, again = (
-        pm.learn(
-            base, data, "affine-full", pm.get_recipe(RECIPE, rate=1e-3, refit=refit), progress=False
-        ).domain.stored()
-        for refit in (None, "auto")
-    )
-    changed = {
-        name for name in plain if isinstance(plain[name], torch.Tensor) and not torch.equal(plain[name], again[name])
-    }
-    assert {name for name in changed if not name.startswith("unknown/")} <= {"head/weight", "head/bias"}
-
-
-def test_without_val_a_head_is_fitted_by_the_number_that_is_given(data):
-    base = made_base()
-    last = {"selection": "last", "train_on_val": True}
-    learned = pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit=0.01), progress=False)
-    assert learned.test_accuracy == 100
-    plain, auto = (
-        pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, **last, refit=refit), progress=False).domain.head.weight
-        for refit in (None, "auto")
-    )
-    assert torch.equal(plain, auto)  # there is nothing to choose on
-
-
-def test_many_classes_and_images_get_as_many_steps_as_there_is_work_for(monkeypatch):
-    from polymask.train import finishing
-
-    features, labels = torch.randn(50, 4), torch.arange(50) % 3
-    seen = []
-    real = torch.optim.LBFGS
-    monkeypatch.setattr(torch.optim, "LBFGS", lambda *given, **how: seen.append(how["max_iter"]) or real(*given, **how))
-    for work in (10**12, 50 * 4 * 3 * 7, 1):
-        monkeypatch.setattr(finishing, "WORK", work)
-        weight, bias = (torch.zeros(shape, requires_grad=True) for shape in ((3, 4), (3,)))
-        finishing._minimise(features, labels, weight, bias, 0.1)
-    assert seen == [100, 7, 1]
-
-
-def test_domains_that_learn_together_have_their_heads_fitted_again(data):
-    base = made_base()
-    loaders = pm.make_loaders(data, base.input, RECIPE)
-    lesson = pm.Lesson(data.classes, loaders.train, loaders.val, loaders.test)
-    fitted = pm.fit_all(
-        base, {"one": lesson, "two": lesson}, "mtan", pm.get_recipe(RECIPE, rate=0.0, head_rate=0.0, refit="auto")
-    )
-    assert [pm.evaluate(base, domain, loaders.val) for domain in fitted.domains.values()] == [100, 100]
-
-
-def test_a_penalty_below_zero_is_refused():
-    with pytest.raises(PolymaskError, match="refit=-1"):
-        pm.get_recipe("quick", refit=-1)
-
-
-def test_what_a_pack_says_of_val_is_what_its_stored_numbers_reach(data, tmp_path):
-    base = made_base()
-    learned = pm.learn(base, data, "affine-full", pm.get_recipe(RECIPE, rate=1e-3), progress=False)
-    learned.domain.save(tmp_path / "made.safetensors")
-    loaded = pm.load_domain(tmp_path / "made.safetensors", base)
-    assert loaded.metrics["precision"] == 16
-    val = pm.make_loaders(data, base.input, RECIPE).val
-    assert pm.evaluate(base, loaded, val) == loaded.metrics["val_accuracy"]

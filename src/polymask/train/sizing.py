@@ -1,0 +1,157 @@
+"""The size of images at test, chosen on val.
+
+Random crops make things look larger in training than a centre crop of the same size does at test, so a network often
+sees more on larger images than it was trained on (arXiv 1906.06423). Its features are others there, so the head is
+fitted again for each size that is tried, to training images of that size (see `regression`). Which size is best depends
+on the images: it is measured on val, from the smallest on as long as larger is better, and kept in the domain's input.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.input import InputSpec
+from polymask.data.images import DomainData
+from polymask.data.loader import loader_at
+from polymask.data.split import Split
+from polymask.errors import TrainingError
+from polymask.train.predict import network, outputs
+from polymask.train.recipe import LARGEST_SIDE, Recipe
+from polymask.train.regression import (
+    MANY,
+    Seen,
+    copy_of_head,
+    fit_head_again,
+    fits_heads,
+    gathered,
+    put_head_back,
+    right_ones,
+)
+
+TRIED = (4 / 3, 5 / 3, 2.0)  # times the side in training
+STEP = 8  # pixels: sides are multiples
+
+
+class Fed(NamedTuple):
+    """How a domain's images are fed, what each way that was tried gives on val, and features that were seen so."""
+
+    input: InputSpec
+    found: dict[str, float]
+    seen: tuple[Seen, Seen] | None = None  # of train and val
+
+
+def choose_test_input(
+    base: Base,
+    domain: Domain,
+    data: DomainData,
+    recipe: Recipe,
+    tell: Callable[[str, float], None] = lambda way, value: None,
+) -> Fed:
+    """How the domain's images are best fed; its head is fitted for that, where the recipe fits heads again.
+
+    Larger sides come one after the other, with the crop of training, until one is worse; then the whole short side at
+    the best of them. What comes later costs more at every prediction, and must be `clearly_better`. `tell` hears all.
+    """
+    spec = domain.input
+    if recipe.test_side is None or (recipe.test_side == "auto" and recipe.train_on_val):
+        return Fed(spec, {})
+    if recipe.test_side != "auto":
+        chosen = spec.at(int(recipe.test_side))
+        if not takes(base, domain, chosen):
+            raise TrainingError(f"{base.name} does not take images of {chosen.size}; leave test_side={chosen.side} out")
+        fits = recipe.refit is not None and not recipe.train_on_val
+        return Fed(chosen, {}, _fitted_at(base, domain, data, chosen, recipe.refit)[1] if fits else None)
+    best, seen = spec, None
+    found = {spec: measured_at(base, domain, data, data.val, spec)}
+    tell(way_of(spec), found[spec].value)
+    for candidate in _larger(spec):
+        if not takes(base, domain, candidate):
+            break
+        before = copy_of_head(domain)
+        found[candidate], there = _fitted_at(base, domain, data, candidate, recipe.refit)
+        tell(way_of(candidate), found[candidate].value)
+        if clearly_better(domain, found[candidate], found[best]):
+            best, seen = candidate, there
+            continue
+        put_head_back(domain, before)
+        if domain.target.better(found[best].value, found[candidate].value):
+            break
+    if not spec.squash and best.crop < 1:
+        whole = replace(best, crop=1.0)
+        found[whole] = measured_at(base, domain, data, data.val, whole)
+        if clearly_better(domain, found[whole], found[best]):
+            best, seen = whole, None
+            if recipe.refit is not None:
+                found[whole], seen = _fitted_at(base, domain, data, whole, recipe.refit)
+        tell(way_of(whole), found[whole].value)
+    return Fed(best, {way_of(one): reached.value for one, reached in found.items()}, seen)
+
+
+def _fitted_at(
+    base: Base, domain: Domain, data: DomainData, spec: InputSpec, strength: float | Literal["auto"] | None
+) -> "tuple[Reached, tuple[Seen, Seen] | None]":
+    """What a domain reaches on val whose images are fed so, with its head fitted to train that is; features of both."""
+    too_many = strength == "auto" and len(data.train) > MANY
+    if strength is None or not fits_heads(domain) or too_many:
+        return measured_at(base, domain, data, data.val, spec), None
+    train, val = (gathered(base, domain, loader_at(data, split, spec).batches()) for split in (data.train, data.val))
+    fit_head_again(domain, train, val, strength)
+    assert domain.head is not None
+    right = right_ones(domain.head, val)
+    return Reached(100 * float(right.float().mean()), right), (train, val)
+
+
+def way_of(spec: InputSpec) -> str:
+    """How images are fed, in words."""
+    return f"{spec.side} px, crop {spec.crop:.3g}"
+
+
+class Reached(NamedTuple):
+    """What a domain reaches on a split, and of each image whether it is right, where the target knows that."""
+
+    value: float
+    right: Tensor | None = None
+
+
+def measured_at(base: Base, domain: Domain, data: DomainData, split: Split, spec: InputSpec) -> Reached:
+    """What a domain reaches on a split whose images are fed in another way."""
+    batches = loader_at(data, split, spec).batches()
+    kept, truth = outputs(network(base, domain), batches, base.placed, domain.target)
+    right = kept == truth if domain.target.kind == "classes" else None
+    return Reached(domain.target.measure(kept, truth), right)
+
+
+def clearly_better(domain: Domain, one: Reached, other: Reached) -> bool:
+    """Whether one result is better than another by more than chance may do, on the same images.
+
+    Of n images that only one of the two has right, √n more are one standard deviation. The best of several results that
+    differ by chance alone would be better on val than anywhere else.
+    """
+    if one.right is None or other.right is None:
+        return domain.target.better(one.value, other.value)
+    ahead, behind = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
+    return ahead - behind > math.sqrt(ahead + behind)
+
+
+def _larger(spec: InputSpec) -> Iterator[InputSpec]:
+    for factor in TRIED:
+        side = STEP * round(factor * spec.side / STEP)
+        if spec.side < side <= LARGEST_SIDE:
+            yield spec.at(side)
+
+
+@torch.no_grad()
+def takes(base: Base, domain: Domain, spec: InputSpec) -> bool:
+    """Whether the network runs on images of this size: transformers with fixed positions do not."""
+    try:
+        with domain.in_mode(training=False):
+            domain(base, base.placed(torch.zeros(1, *spec.shape)))
+    except (RuntimeError, AssertionError, ValueError):
+        return False
+    return True
