@@ -51,8 +51,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
     """What the labels of a .csv file are: one class for each image, several labels, or numbers to learn.
     The default is labels where the file has several for an image, else classes."""
     recipe: str = "standard"
-    """standard, quick (the same with a plain head), imagenet-to-sketch, decathlon,
-    residual-adapters, or a .toml file."""
+    """standard, quick (smaller rates, a plain head, the size at test that of training), imagenet-to-sketch,
+    decathlon, residual-adapters, or a .toml file."""
     minutes: float | None = None
     """Choose sizes and epochs so that all of it takes about so many minutes on this machine; val decides on the size
     at test, and whether a head of frozen features is the better one."""

@@ -83,7 +83,7 @@ class ExtendVerb(ChangeVerb, PackVerb):
     """Images of the new classes alone: a folder, or another source (see the documentation of `learn`)."""
     way: Literal["head", "norms", "mask"] = "head"
     """What learns: head (old logits stay the same to the bit), norms too, or mask: all that the domain learned."""
-    recipe: str = "quick"
+    recipe: str = "standard"
     """How the ways norms and mask train: a recipe's name, or a .toml file."""
     epochs: int | None = None
     """Epochs, where they are not the recipe's."""

@@ -80,7 +80,7 @@ def extend(
     data: Any,
     *,
     way: Way = "head",
-    recipe: str | Recipe = "quick",
+    recipe: str | Recipe = "standard",
     exemplars: Split | None = None,
     teacher: float = 1.0,
     seed: int = 0,
