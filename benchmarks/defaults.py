@@ -102,7 +102,7 @@ def one_run(base: pm.Base, data: DomainData, method: str, seed: int) -> dict[str
             # With the head as it is: these tables are older than heads that are fitted for each size.
             sized = replace(recipe, test_side="auto", refit=None)
             domain.input = choose_test_input(base, domain, seen, sized).input
-        on_val, on_test = (pm.evaluate(base, domain, loader_at(data, part, domain.input)) for part in (data.val, test))
+        on_val, on_test = (pm.evaluate(base, domain, loader_at(part, domain.input)) for part in (data.val, test))
         found[way] = {"val": round(on_val, 2), "test": round(on_test, 2), "side": domain.input.side}
     return found
 

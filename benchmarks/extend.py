@@ -96,7 +96,7 @@ def run(base, data, name, system, ends, recipe, seed, work: Path, out: Path) -> 
         rows = {key: about | accuracies(observed(base, domain, now), begin)}
         if system == "mask+20":
             exemplars = read_exemplars(path, domain)
-            means = class_means(observe(base, domain, loader_at(now, exemplars, domain.input)), end)
+            means = class_means(observe(base, domain, loader_at(exemplars, domain.input)), end)
             row = about | {"system": "icarl"} | accuracies(observed(base, domain, now), begin, means)
             rows[key.replace("mask+20", "icarl")] = row
         write(out, rows)
@@ -121,7 +121,7 @@ def classes_between(data: DomainData, begin: int, end: int) -> DomainData:
 
 
 def observed(base: pm.Base, domain: pm.Domain, data: DomainData) -> Any:
-    return observe(base, domain, loader_at(data, data.test or data.val, domain.input))
+    return observe(base, domain, loader_at(data.test or data.val, domain.input))
 
 
 def class_means(seen: Any, classes: int) -> torch.Tensor:

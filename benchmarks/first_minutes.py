@@ -177,7 +177,7 @@ def measured(way: str, base: pm.Base, data: DomainData, minutes: float, seed: in
     seconds = time.perf_counter() - began
     spec = replace(base.input.at(about["test_side"]), crop=about.pop("crop", base.input.crop), squash=data.squash)
     assert data.test is not None
-    return {"test": accuracy(predict, loader_at(data, data.test, spec)), "seconds": round(seconds, 1)} | about
+    return {"test": accuracy(predict, loader_at(data.test, spec)), "seconds": round(seconds, 1)} | about
 
 
 def by_polymask(base: pm.Base, data: DomainData, minutes: float, seed: int) -> tuple[Predict, Result]:
@@ -203,7 +203,7 @@ def by_regression(base: pm.Base, data: DomainData, minutes: float, seed: int) ->
     side = regression_side(base, data, seconds)
     features = {}
     for part in ("train", "val"):
-        loader = loader_at(data, data.splits()[part], replace(base.input.at(side), squash=data.squash))
+        loader = loader_at(data.splits()[part], replace(base.input.at(side), squash=data.squash))
         found = [(seen(net, images), labels) for images, labels in loader.batches()]
         features[part] = tuple(torch.cat(each).numpy() for each in zip(*found, strict=True))
     (x, y), (held_out, truths) = features["train"], features["val"]
@@ -292,7 +292,7 @@ def by_loop(
     net.eval()
     assert plan.side is not None
     spec = replace(base.input, squash=data.squash)
-    on_val = {side: accuracy(net, loader_at(data, data.val, spec.at(side))) for side in test_sides(plan.side)}
+    on_val = {side: accuracy(net, loader_at(data.val, spec.at(side))) for side in test_sides(plan.side)}
     test_side = max(on_val, key=lambda side: (on_val[side], -side))
     learned = sum(p.nbytes for p in (*body, *head)) + sum(b.nbytes for b in net.buffers())
     about = loop | {"val": on_val[test_side], "epochs": round(done / len(train), 2), "side": plan.side}

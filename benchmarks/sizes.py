@@ -60,7 +60,7 @@ def measure(runs: Path, options: argparse.Namespace) -> None:
                 domain = pm.load_domain(pack, base)
                 if list(data.classes) != domain.classes:
                     raise SystemExit(f"{facts.source} has other classes than {pack}")
-                test = loader_at(data, data.test or data.val, domain.input)
+                test = loader_at(data.test or data.val, domain.input)
                 row: dict[str, Any] = {"runs": runs.name, "method": method, "domain": name, "images": len(test.cache)}
                 row["32"] = {"test": pm.evaluate(base, domain, test), "bits": bits_per_weight(base, domain)}
                 row["masks"] = contexts(domain)

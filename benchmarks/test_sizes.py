@@ -91,9 +91,7 @@ def one_run(base: pm.Base, data: DomainData, method: str, side: int) -> Row:
     found: dict[str, dict[str, dict[str, Tensor]]] = {}
     for factor in FACTORS:
         spec = domain.input.at(STEP * round(factor * side / STEP))
-        features = {
-            part: gathered(base, domain, loader_at(data, split, spec).batches()) for part, split in parts.items()
-        }
+        features = {part: gathered(base, domain, loader_at(split, spec).batches()) for part, split in parts.items()}
         _fit_head(domain, features["train"], features["val"], STRENGTHS)
         heads["fitted there"] = copy(head)
         if factor == 1:

@@ -43,6 +43,10 @@ class PackError(PolymaskError):
     """A pack is damaged, foreign, or made for another base."""
 
 
+class PackUnavailable(PackError):  # noqa: N818 - a state of things more than a fault
+    """A pack, or a file that it needs, cannot be read as things are; later it may be."""
+
+
 class PackWarning(UserWarning):
     """A pack can be used, but cannot be checked as newer ones are."""
 

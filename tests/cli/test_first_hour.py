@@ -5,6 +5,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import polymask as pm
 from image_folders import draw_image, make_folder
 from nets import tiny_net
 from polymask.cli import main
+from polymask.cli.answers import write_predictions
 from polymask.cli.learn import advice
 from polymask.core.network import choose_device
 from polymask.train.fit import Listener
@@ -154,3 +157,18 @@ def test_auto_takes_a_device_that_works_and_others_are_refused():
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(pm.BaseError, match=r"device 'gpu' does not work here; there is .*cpu"):
         pm.load_base(tiny_net(), device="gpu")
+
+
+def test_a_file_whose_name_is_no_text_is_written_as_it_is(tmp_path):
+    odd = os.fsdecode(b"caf\xe9.png")
+    write_predictions(tmp_path / "out.csv", [{"image": odd, "top": [{"class": "a", "probability": 1.0}]}])
+    assert b"caf\xe9.png,1,a,1.000000" in (tmp_path / "out.csv").read_bytes()
+    code = f"import sys; from polymask.cli import main; main(['--version']); print({odd!r})"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert b"caf\xe9.png" in said
+
+
+def test_the_demo_says_when_it_cannot_write(tmp_path, capsys):
+    (tmp_path / "demo").write_text("a file")
+    assert main(["demo", "--out", str(tmp_path / "demo")]) == 1
+    assert "cannot be made" in capsys.readouterr().err

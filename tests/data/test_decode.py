@@ -161,3 +161,15 @@ def test_a_tall_image_is_converted_strip_by_strip_as_it_would_be_at_once(mode: s
         whole = image.convert("RGBA")
         expected = np.asarray(Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB"))
     assert np.array_equal(np.asarray(to_rgb(image, "made")), expected)
+
+
+@pytest.mark.parametrize("error", [TypeError("'IFDRational' object"), KeyError(273), ZeroDivisionError("rate")])
+def test_whatever_a_decoder_stumbles_over_the_file_is_named(tmp_path, monkeypatch, error) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "odd.tiff")
+
+    def stumble(self):
+        raise error
+
+    monkeypatch.setattr("PIL.TiffImagePlugin.TiffImageFile.load", stumble)
+    with pytest.raises(DataError, match=r"odd.tiff: damaged .*restore or remove it"):
+        decode_image(tmp_path / "odd.tiff", str(tmp_path / "odd.tiff"))

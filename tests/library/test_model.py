@@ -313,3 +313,18 @@ def test_domains_of_a_library_are_renamed_removed_and_predicted_with_like_others
     assert one.top == other.top
     with pytest.raises(pm.DomainError, match="no domain is named 'c3'"):
         again.domain("c3")
+
+
+def test_a_name_that_comes_to_another_domain_never_gets_the_network_of_the_first(model, shelved):
+    """A thread may be about to merge a domain while another removes it."""
+    name = model.domains[0]
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    first = model._known(name)
+    other = trained(model.base, seed=77)
+    expected = other.merged(model.base)(images)
+    key = model._key(first)
+    model.remove(name)
+    with model._cache.use(key, first.scored):
+        pass  # the thread comes too late
+    model.add(name, other)
+    assert torch.allclose(model(images, domain=name), expected, atol=1e-5)

@@ -65,3 +65,13 @@ def test_what_is_not_there_is_said_and_nothing_changes(pack):
     assert pack.read_bytes() == now
     with pytest.raises(DomainError, match="has no version 9"):
         find_version(pack.parent, "shapes@9")
+
+
+def test_versions_keep_their_order_when_old_ones_are_deleted(pack):
+    change(pack, 1)
+    second = pack.read_bytes()
+    change(pack, 2)
+    version_path(pack, 1).unlink()
+    assert current_version(pack) == 3
+    assert pm.rollback(pack) == (3, 2)
+    assert pack.read_bytes() == second

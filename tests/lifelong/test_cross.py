@@ -271,3 +271,31 @@ def test_the_server_answers_by_sources_and_refuses_to_delete_them(library):
         assert "draws on the masks of first" in reply.json()["error"]
         (library / "first.safetensors").write_bytes(kept)
         assert client.post("/v1/predict", json=body).status_code == 200
+
+
+def test_masks_are_found_in_a_kept_version_when_the_pack_itself_is_damaged(library):
+    expected = load(library, "affine-mix")
+    path = library / "first.safetensors"
+    keep_version(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    found = load(library, "affine-mix")
+    assert torch.equal(logits(BASE, found), logits(BASE, expected))
+    assert dependents(path) == []
+
+
+def test_a_damaged_version_does_not_hide_who_draws_on_a_pack(library):
+    (library / "first@1.version").write_bytes(b"nothing")
+    assert dependents(library / "first.safetensors") == ["affine-cross", "affine-mix"]
+
+
+def test_near_packs_that_cannot_be_read_are_passed_over(tmp_path):
+    packs = {}
+    for name in ("dark", "light"):
+        packs[name] = tmp_path / f"{name}.safetensors"
+        pm.learn(BASE, images(shade=10 if name == "dark" else 240), "affine-full", RECIPE, progress=False).domain.save(
+            packs[name]
+        )
+    data = bytearray(packs["dark"].read_bytes())
+    data[-9] ^= 255
+    packs["dark"].write_bytes(data)
+    assert list(nearest_sources(packs, BASE, images(shade=10), 1)) == ["light"]

@@ -1,5 +1,7 @@
 """New classes for a domain that exists: what stays, what changes, what is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,10 @@ import polymask as pm
 from forged_packs import read_parts, write_forged
 from image_folders import make_folder
 from nets import tiny_base, trained
+from polymask.core.target import get_target
 from polymask.data.images import DomainData
 from polymask.data.loader import loader_at
-from polymask.data.split import ArraySplit
+from polymask.data.split import ArraySplit, Split
 from polymask.errors import DataError, DomainError, MethodError, PackError
 from polymask.lifelong.exemplars import (
     choose_exemplars,
@@ -47,8 +50,8 @@ def data(names, seed=0, each=24):
 @pytest.fixture(scope="module")
 def old(base):
     domain, images = trained(base), data(["class 0", "class 1", "class 2"])
-    val = loader_at(images, images.val, domain.input)
-    calibrate_on(base, domain, evenly(loader_at(images, images.train, domain.input), val), val)
+    val = loader_at(images.val, domain.input)
+    calibrate_on(base, domain, evenly(loader_at(images.train, domain.input), val), val)
     return domain.frozen()
 
 
@@ -207,3 +210,83 @@ def test_a_folder_of_images_is_taken_too(base, old, tmp_path):
     found = pm.extend(base, old, tmp_path / "pictures")
     assert found.domain.classes[3:] == ["class-0", "class-1"]
     assert found.domain.recipe["extended"][0]["new_classes"] == 2
+
+
+def test_one_class_alone_can_be_added(base, old, tmp_path):
+    make_folder(tmp_path / "pictures", classes=1)
+    found = pm.extend(base, old, tmp_path / "pictures")
+    assert found.domain.classes[3:] == ["class-0"]
+    with pytest.raises(DataError, match="only one class"):
+        pm.learn(base, tmp_path / "pictures", progress=False)
+
+
+def test_an_extended_domain_is_calibrated_on_a_folder_whose_classes_are_in_another_order(base, old):
+    more = pm.extend(base, old, data(["a class", "another"], seed=5)).domain
+    everything = data(sorted(more.classes), seed=3)
+    assert everything.classes != tuple(more.classes)
+    images = everything.with_classes_of(more.classes)
+    assert images.classes == tuple(more.classes)
+    for before, after in zip(everything.splits().values(), images.splits().values(), strict=True):
+        named = [everything.classes[label] for label in before.labels]
+        assert [images.classes[label] for label in after.labels] == named
+    pm.calibrate(base, more, everything)
+    with pytest.raises(DomainError, match="give images of the same classes"):
+        pm.calibrate(base, more, data(["a class", "other"], seed=3))
+
+
+def test_labels_of_several_columns_follow_their_names():
+    rows = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]])
+    split = ArraySplit("made", np.zeros((3, 8, 8, 3), np.uint8), rows)
+    images = DomainData("made", ("a", "b", "c"), split, split, target=get_target("labels"))
+    moved = images.with_classes_of(["c", "a", "b"])
+    assert moved.train.labels.tolist() == [[0, 1, 0], [0, 1, 1], [1, 0, 0]]
+
+
+def test_images_are_fed_as_the_domain_was_whatever_their_folder_is_called(base, old):
+    """A domain of whole images, squashed, gets new classes from a folder that would be cropped."""
+    squashed = old.frozen()
+    squashed.input = dataclasses.replace(old.input, squash=True)
+    wide = data(["d", "e"], seed=5)
+    pixels = np.concatenate([np.stack([wide.train.image(i) for i in range(len(wide.train))])] * 2, 2)
+    pixels[:, :, :10] = 0  # the ends are cut from what is not squashed
+    split = ArraySplit("wide", pixels, wide.train.labels)
+    with_ends = dataclasses.replace(wide, train=split, val=split, test=None)
+    found = pm.extend(base, squashed, with_ends).domain
+    said_so = pm.extend(base, squashed, dataclasses.replace(with_ends, squash=True)).domain
+    assert torch.equal(found.head.weight, said_so.head.weight)
+
+
+def test_exemplars_of_images_of_all_sizes_are_of_one_size(base, old, tmp_path):
+    draw = np.random.default_rng(0)
+    sizes = [(9, 9), (12, 40), (64, 48), (30, 7)]
+    pictures = [draw.integers(0, 256, (*sizes[i % 4], 3), np.uint8) for i in range(12)]
+    split = Mixed(pictures, [i % 2 for i in range(12)])
+    mixed = DomainData("mixed", ("d", "e"), split, split)
+    images, _ = choose_exemplars(base, old, mixed, 4)
+    assert len(images) == 8
+    assert images.shape[1] == images.shape[2]
+    small = np.zeros((6, 5, 5, 3), np.uint8)
+    path = tmp_path / "shapes.safetensors"
+    write_exemplars(path, old, small, np.arange(6) % 3)
+    found = pm.extend(base, old, mixed).domain
+    with_exemplars_of(path, base, found, read_exemplars(path, old), mixed)
+    assert len(read_exemplars(path, found)) == 6 + 4
+
+
+class Mixed(Split):
+    """Images of several sizes."""
+
+    def __init__(self, pictures, labels):
+        super().__init__(labels)
+        self.pictures = pictures
+
+    def image(self, index, side=None):
+        from PIL import Image
+
+        return Image.fromarray(self.pictures[index])
+
+    def origin(self, index):
+        return f"picture {index}"
+
+    def fingerprint(self):
+        return "pictures"

@@ -10,6 +10,7 @@ import polymask as pm
 from nets import trained
 from polymask.data.images import DomainData
 from polymask.data.split import ArraySplit
+from polymask.errors import PackUnavailable
 from polymask.library.versions import keep_version
 from serving import BASE, BYTES, LOCAL, expected, library, make_app, pack, picture, text
 
@@ -282,3 +283,47 @@ def test_while_a_domain_is_extended_and_rolled_back_every_answer_is_that_of_one_
 def noise_split(seed):
     draw = np.random.default_rng(seed)
     return ArraySplit("noise", draw.integers(0, 256, (12, 20, 20, 3), dtype=np.uint8), np.arange(12) % 2)
+
+
+def test_a_pack_that_could_not_be_read_for_a_while_is_served_again(client, folder, monkeypatch):
+    from polymask.pack import format as packs
+    from polymask.serve import library as served
+
+    def busy(path):
+        raise PackUnavailable(f"{path} cannot be read: Too many open files")
+
+    pack(folder / "new.safetensors")
+    monkeypatch.setattr(served, "inspect", lambda path: busy(path) if path.stem == "new" else packs.inspect(path))
+    reply = ask(client, "new")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    (unread,) = client.get("/v1/domains").json()["rejected"]
+    assert unread["name"] == "new"
+    assert "Too many open files" in unread["reason"]
+    monkeypatch.setattr(served, "inspect", packs.inspect)
+    assert ask(client, "new").status_code == 200
+    assert client.get("/v1/domains").json()["rejected"] == []
+
+
+def test_a_damaged_pack_is_replaced_by_a_good_upload(client, folder, tmp_path):
+    good = pack(tmp_path / "x.safetensors")
+    (folder / "mine.safetensors").write_bytes(damaged(good, len(good) // 2))
+    assert client.put("/v1/domains/mine", content=good, headers=BYTES).status_code == 200
+    assert ask(client, "mine").status_code == 200
+
+
+def test_a_pack_is_not_put_in_the_place_of_its_own_source(client, folder, tmp_path):
+    sources = {"d0": pm.load_domain(folder / "d0.safetensors", BASE)}
+    mixed = pm.new_domain(BASE, pm.create_method("affine-mix").drawing_on(sources), ["a", "b"])
+    mixed.method.draw_on(mixed, list(sources.values()))
+    mixed.frozen().save(folder / "mixed.safetensors")
+    before, data = (folder / "d0.safetensors").read_bytes(), (folder / "mixed.safetensors").read_bytes()
+    reply = client.put("/v1/domains/d0", content=data, headers=BYTES)
+    assert reply.status_code == 422
+    assert "cannot draw on the one that it replaces" in reply.json()["error"]
+    assert (folder / "d0.safetensors").read_bytes() == before
+
+
+def test_a_deleted_domain_leaves_no_images_behind(client, folder):
+    (folder / "d0.exemplars").write_bytes(b"images")
+    assert client.delete("/v1/domains/d0").status_code == 204
+    assert not (folder / "d0.exemplars").exists()

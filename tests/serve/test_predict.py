@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 
 from nets import trained
 from polymask.data.preprocess import Preprocess
+from polymask.serve.engine import raise_unless_gone
+from polymask.serve.settings import Refusal
 from polymask.train.predict import write_likeness
 from serving import BASE, LOCAL, encoded, expected, judging_pack, library, make_app, pack, picture, text
 
@@ -239,3 +241,12 @@ def test_a_rule_of_a_strangers_pack_that_gives_no_numbers_is_not_served(tmp_path
         reply = client.post("/v1/predict", json={"domain": "odd", "images": [text(picture())]})
         assert reply.status_code == 409
         assert "not finite" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("status", [404, 409, 429, 503])
+def test_a_domain_that_is_only_busy_does_not_leave_the_answer_to_another(status):
+    if status in (404, 409):
+        raise_unless_gone(Refusal(status, "it is gone"))
+        return
+    with pytest.raises(Refusal):
+        raise_unless_gone(Refusal(status, "come again"))

@@ -21,14 +21,14 @@ def data():
 
 
 @pytest.fixture
-def favourite(monkeypatch):
+def favourite(monkeypatch, data):
     """Say which (side, crop) is best on val, instead of measuring it."""
-    asked = []
+    asked, val = [], data.val
 
     def favour(side, crop):
-        def measure(base, domain, data, images, spec):
+        def measure(base, domain, images, spec):
             asked.append((spec.side, spec.crop))
-            assert images is data.val
+            assert images is val
             return Reached(float(spec.side == side) + float(spec.crop == crop))
 
         monkeypatch.setattr("polymask.train.sizing.measured_at", measure)
@@ -89,7 +89,9 @@ def test_learning_measures_and_stores_what_was_chosen(data, tmp_path, test_side)
     learned = pm.learn(base, data, "bn-only", pm.get_recipe(RECIPE, test_side=test_side))
     domain = learned.domain
     assert domain.input.side == 40 or test_side == "auto"
-    assert learned.test_accuracy == measured_at(base, domain, data, data.test, domain.input).value
+    assert learned.test_accuracy == measured_at(base, domain, data.test, domain.input).value
+    if test_side == 40:
+        assert domain.metrics["val_accuracy"] == measured_at(base, domain, data.val, domain.input).value
     if test_side == "auto":
         sides = domain.metrics["val_by_test_side"]
         assert domain.metrics["val_accuracy"] == sides[way_of(domain.input)]
@@ -136,7 +138,7 @@ def test_a_head_is_fitted_to_images_of_the_size_at_test(data, test_side, monkeyp
     assert domain.input.side == (40 if test_side == 40 else 48)
     expected = pm.new_domain(base, "affine-full", data.classes)
     expected.input = domain.input
-    batches = [loader_at(data, split, domain.input) for split in (data.train, data.val)]
+    batches = [loader_at(split, domain.input) for split in (data.train, data.val)]
     fit_head(base, expected, *batches, (0.01,))
     assert torch.allclose(domain.head.weight, expected.head.weight, atol=1e-4)
 

@@ -5,6 +5,7 @@ to standard error. Exit codes: 0 done, 1 a problem that one line explains, 2 a c
 sense, 130 stopped on request with everything saved.
 """
 
+import io
 import os
 import sys
 import warnings
@@ -22,6 +23,8 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # a file's name may be any bytes, and is written as it is
     warnings.formatwarning = lambda message, *_, **__: f"polymask: {message}\n"  # a line, not one of our files
     try:
         code = _run(words)

@@ -53,11 +53,8 @@ class EvaluateVerb(PackVerb):
         return "images" if self.split == "all" else f"{self.split} images"
 
     def run(self) -> dict[str, Any]:
-        from polymask.data.cache import cache_splits
-        from polymask.data.images import some
         from polymask.data.load import load_data
-        from polymask.data.loader import Loader
-        from polymask.data.preprocess import eval_transform
+        from polymask.data.loader import loader_at
         from polymask.data.split import JoinedSplit
         from polymask.files import write_atomically
         from polymask.pack.format import inspect
@@ -67,24 +64,16 @@ class EvaluateVerb(PackVerb):
         if self.csv is not None and self.csv.is_dir():
             raise DataError(f"--csv {self.csv} is a folder; give a file's name")
         data = load_data(self.data, seed=self.seed, target=inspect(self.pack_path()).manifest.target)
-        splits = data.splits()
-        splits["all"] = JoinedSplit(*splits.values())
-        if self.split not in splits:
-            raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(splits)}")
+        if self.split not in (there := [*data.splits(), "all"]):
+            raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(there)}")
         base, domain = self.open_domain()
-        if list(data.classes) != domain.classes:
-            theirs, ours = some(list(data.classes), 4), some(domain.classes or [], 4)
-            raise DomainError(
-                f"the classes of {self.data} ({theirs}) are not those of the domain ({ours}); "
-                "evaluate on images of the same classes"
-            )
+        splits = data.with_classes_of(domain.classes or []).splits()
+        splits["all"] = JoinedSplit(*splits.values())
         for note in data.notes:
             self.say(note, style="dim")
         if self.split != "all":
             self.say(f"--split all measures all {len(splits['all']):,} images of {self.data}", style="dim")
-        preprocess = eval_transform(data, domain.input)
-        (cache,) = cache_splits([splits[self.split]], preprocess.shrink)
-        loader = Loader(cache, preprocess, batch_size=64)
+        loader = loader_at(splits[self.split], domain.input)
         about: dict[str, Any] = {"pack": str(self.pack_path())}
         if domain.target.kind != "classes":
             named_results = evaluate_by_name(base, domain, loader)
@@ -95,7 +84,7 @@ class EvaluateVerb(PackVerb):
         found = evaluate_in_detail(base, domain, loader)
         if self.csv is not None:
             write_atomically(self.csv, found.csv().encode())
-        files = cache.split.origin
+        files = loader.cache.split.origin
         named = {
             "wrong": [files(place) for place in found.wrong],
             "hardest": [asdict(answer) | {"image": files(answer.image)} for answer in found.hardest],
@@ -280,4 +269,4 @@ def write_predictions(path: Path, rows: list[dict[str, Any]]) -> None:
             writer.writerow([*about, *row["values"].values()])
         for rank, found in enumerate(row.get("top", ()), 1):
             writer.writerow([*about, rank, found["class"], f"{found['probability']:.6f}"])
-    write_atomically(path, text.getvalue().encode())
+    write_atomically(path, text.getvalue().encode(errors="surrogateescape"))

@@ -61,7 +61,6 @@ def run_demo(
 ) -> DemoResult:
     """Learn the domains one after another, prove that nothing is forgotten, write the report."""
     began = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
     base = load_base("efficientnet-lite0")
     before = fingerprint(base.net)
     parameters = sum(p.numel() for p in base.net.parameters())

@@ -107,7 +107,7 @@ class ExtendVerb(ChangeVerb, PackVerb):
         recipe = get_recipe(self.recipe, **({} if self.epochs is None else {"epochs": self.epochs}))
         path = self.own_path()
         with locked(path):
-            data = load_data(self.data, seed=self.seed, limit=self.limit)
+            data = load_data(self.data, seed=self.seed, limit=self.limit, fewest=1)
             base, domain = self.open_domain()
             check_extends(base, domain, data, self.way)
             exemplars = read_exemplars(path, domain)

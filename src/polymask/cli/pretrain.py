@@ -105,6 +105,7 @@ class DemoVerb(Verb):
         from polymask.train.progress import LiveBar
 
         check_seed(self.seed)
+        self.make_folder(self.out)
         keep_freed_memory()
         console = error_console()
         command = f"polymask demo --seed {self.seed}"

@@ -95,6 +95,13 @@ class Verb(ABC):
         """A message for a person, on standard error."""
         error_console().print(message, style=style, soft_wrap=True)
 
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder to write to."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PolymaskError(f"{folder} cannot be made: {error.strerror}") from error
+
 
 def error_console() -> "Console":
     """The console for everything that is not a result."""
@@ -221,13 +228,6 @@ class ImagesVerb(Verb):
             raise PolymaskError(f"{folder} cannot be made: {there} is not a folder")
         if not os.access(there, os.W_OK | os.X_OK):
             raise PolymaskError(f"{folder} cannot be written; choose another folder with --out")
-
-    def make_folder(self, folder: Path) -> None:
-        """Make a folder to write to."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PolymaskError(f"{folder} cannot be made: {error.strerror}") from error
 
     def loaders(self, data: "DomainData", spec: "InputSpec", recipe: Recipe) -> "Loaders":
         """The batches, made while a bar shows how many images have been read."""

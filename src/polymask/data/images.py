@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polymask.core.target import CLASSES, Target, strata
 from polymask.data.split import JoinedSplit, Labels, Split, SubsetSplit
-from polymask.errors import DataError
+from polymask.errors import DataError, DomainError
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,6 @@ class DomainData:
     target: Target = CLASSES
 
     def __post_init__(self) -> None:
-        if len(self.classes) < self.target.fewest:
-            raise DataError(
-                f"{self.name}: only one class ({', '.join(self.classes)}); a domain needs two or "
-                "more, so give the folder whose subfolders are the classes"
-            )
         _check_names(self.name, self.classes)
         for part, split in self.splits().items():
             if len(split) == 0:
@@ -67,6 +62,36 @@ class DomainData:
         """The labelled splits by name."""
         found = {"train": self.train, "val": self.val, "test": self.test}
         return {part: split for part, split in found.items() if split is not None}
+
+    def check_enough(self, fewest: int | None = None) -> None:
+        """Raise where there are fewer classes than this; by default than a domain of its own needs."""
+        if len(self.classes) < (self.target.fewest if fewest is None else fewest):
+            raise DataError(
+                f"{self.name}: only one class ({', '.join(self.classes)}); a domain needs two or "
+                "more, so give the folder whose subfolders are the classes"
+            )
+
+    def with_classes_of(self, classes: Sequence[str]) -> DomainData:
+        """The same images, labelled in the order of a domain that has just these classes.
+
+        A folder's are sorted, and a domain that was extended has its new ones last.
+        """
+        if tuple(classes) == self.classes:
+            return self
+        place = {name: number for number, name in enumerate(classes)}
+        if place.keys() != set(self.classes):
+            raise DomainError(
+                f"the classes of {self.name} ({some(list(self.classes), 4)}) are not those of the domain "
+                f"({some(list(classes), 4)}); give images of the same classes"
+            )
+        places = np.array([place[name] for name in self.classes])
+
+        def moved(split: Split) -> Split:
+            labels = split.labels
+            return split.relabelled(places[labels] if labels.ndim == 1 else labels[:, np.argsort(places)])
+
+        test = None if self.test is None else moved(self.test)
+        return replace(self, classes=tuple(classes), train=moved(self.train), val=moved(self.val), test=test)
 
     def first_classes(self, count: int) -> DomainData:
         """The domain with its first classes only, and without a submission."""

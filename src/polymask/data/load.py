@@ -149,6 +149,7 @@ def load_data(
     classes: int | None = None,
     mirror: bool | None = None,
     target: str | Target | None = None,
+    fewest: int | None = None,
     root: str | Path | None = None,
     download: bool = True,
 ) -> DomainData:
@@ -164,7 +165,8 @@ def load_data(
 
     `seed` rules the cuts that a source needs, and `limit`: at most so many training images, in proportion to the
     classes. `classes` keeps the first so many of those. `mirror` overrides whether training may mirror images.
-    `target` is what a table's labels are: "classes", "labels" (several for each image) or "values" (numbers).
+    `target` is what a table's labels are: "classes", "labels" (several for each image) or "values" (numbers). `fewest`
+    classes there must be: two for a domain of its own, unless this says otherwise.
     """
     if seed < 0 or (limit is not None and limit < 1):
         raise DataError(f"seed {seed} and limit {limit}: give a seed from 0 and a limit from 1")
@@ -172,6 +174,7 @@ def load_data(
     if target is not None and get_target(target).kind != data.target.kind:
         found, wanted = data.target.kind, get_target(target).kind
         raise DataError(f"{source} has {found}, not {wanted}; give a table of {wanted}, such as labels.csv")
+    data.check_enough(fewest)
     if classes is not None:
         data = data.first_classes(classes)
     if limit is not None:

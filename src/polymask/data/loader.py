@@ -146,9 +146,9 @@ class Loader:
         return transform.batch(crops), self.cache.labels[torch.from_numpy(indices)]
 
 
-def loader_at(data: DomainData, split: Split, spec: InputSpec) -> Loader:
-    """Batches of a split for measuring, decoded for images of this size."""
-    preprocess = eval_transform(data, spec)
+def loader_at(split: Split, spec: InputSpec) -> Loader:
+    """Batches of a split for measuring, fed as a domain's input says."""
+    preprocess = Preprocess(spec)
     (cache,) = cache_splits([split], preprocess.shrink)
     return Loader(cache, preprocess, batch_size=64)
 

@@ -60,8 +60,8 @@ _ORIENTATION = 0x0112  # the EXIF tag
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 # What Pillow's decoders raise on damaged files; OSError covers its own errors.
-_PYTHONS = (OSError, SyntaxError, ValueError, RuntimeError, EOFError, IndexError, OverflowError)
-DAMAGED = (*_PYTHONS, struct.error, zlib.error)
+_PYTHONS = (OSError, SyntaxError, ValueError, RuntimeError, EOFError, ArithmeticError, LookupError, TypeError)
+DAMAGED = (*_PYTHONS, AssertionError, AttributeError, struct.error, zlib.error)
 
 
 def decode_image(file: Path | bytes, origin: str, side: int | None = None) -> Image:

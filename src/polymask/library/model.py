@@ -4,8 +4,10 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +108,8 @@ class MultiDomainModel:
         self._domains: dict[str, Domain | ShelvedDomain] = {}
         self._fingerprints: dict[str, str] = {}  # of those in memory
         self._read = lru_cache(_READ)(ShelvedDomain.load)
+        self._keys: WeakKeyDictionary[Domain | ShelvedDomain, str] = WeakKeyDictionary()
+        self._numbers = count()
         self._lock = threading.Lock()
         self._forget_networks()
         if library is not None:
@@ -165,14 +169,12 @@ class MultiDomainModel:
         self._domains[new] = self._domains.pop(old)
         if old in self._fingerprints:
             self._fingerprints[new] = self._fingerprints.pop(old)
-        self._cache.drop(old)
 
     def remove(self, name: str) -> None:
         """Drop a domain; its pack, if it has one, stays where it is."""
         self._known(name)
-        del self._domains[name]
+        self._cache.drop(self._key(self._domains.pop(name)))
         self._fingerprints.pop(name, None)
-        self._cache.drop(name)
 
     def domain(self, name: str) -> Domain:
         """The domain of this name; one of a library is read from its pack."""
@@ -290,7 +292,8 @@ class MultiDomainModel:
         if domain.classes is not None:
             domain.input.check_batch(images, f"domain {name}")
         if self._working is None:
-            with self._cache.use(name, domain.scored if isinstance(domain, Domain) else domain.source) as net:
+            origin = domain.scored if isinstance(domain, Domain) else domain.source
+            with self._cache.use(self._key(domain), origin) as net:
                 return self.base.feed(net, images)
         with self._lock:
             if self._current is not domain:
@@ -308,6 +311,13 @@ class MultiDomainModel:
         again = mould is not None and mould is self._mould
         self._mould = mould
         return working.rewrite(scored) if again else working.switch(scored)
+
+    def _key(self, domain: Domain | ShelvedDomain) -> str:
+        """What its network is kept under: never that of another, though a name may come to another domain."""
+        with self._lock:
+            if domain not in self._keys:
+                self._keys[domain] = str(next(self._numbers))
+            return self._keys[domain]
 
     def _known(self, name: str) -> Domain | ShelvedDomain:
         if name not in self._domains:

@@ -96,11 +96,8 @@ def rollback(path: Path, to: int | None = None) -> tuple[int, int]:
 
 
 def _next(path: Path) -> int:
-    """A number that no file has, readable or not."""
-    number = 1
-    while version_path(path, number).exists():
-        number += 1
-    return number
+    """The number after all that files have, readable or not; those before may have been deleted."""
+    return max(kept_versions(path.parent).get(path.name.removesuffix(SUFFIX), []), default=0) + 1
 
 
 def _missing(path: Path, number: int) -> str:

@@ -52,10 +52,10 @@ def nearest_sources(packs: Mapping[str, Path], base: Base, data: DomainData, cou
             cosines[name] = float(torch.dot(own, theirs))
     found: dict[str, Domain] = {}
     for name in sorted(cosines, key=lambda name: (-cosines[name], name)):
-        domain = load_domain(packs[name], base)
         try:
+            domain = load_domain(packs[name], base)
             masks = masks_of(name, domain)
-        except MethodError:
+        except (MethodError, PackError):
             continue
         if masks.keys() >= base.sites.keys():
             found[name] = domain

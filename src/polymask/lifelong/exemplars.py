@@ -18,7 +18,7 @@ from polymask.core.domain import Domain
 from polymask.data.images import DomainData
 from polymask.data.loader import loader_at
 from polymask.data.preprocess import Preprocess
-from polymask.data.split import ArraySplit, Labels, Split, SubsetSplit
+from polymask.data.split import ArraySplit, Labels, Shrink, Split, SubsetSplit
 from polymask.errors import DataError, FileError, PackError
 from polymask.files import SUFFIX, json_object, write_atomically
 from polymask.train.unknown import observe
@@ -40,20 +40,26 @@ def choose_exemplars(base: Base, domain: Domain, data: DomainData, each: int) ->
     labels = data.train.labels
     looked_at = np.concatenate([np.flatnonzero(labels == c)[:_LOOKED_AT] for c in range(len(data.classes))])
     subset = SubsetSplit(data.train, looked_at)
-    features = observe(base, domain, loader_at(data, subset, domain.input)).features
+    features = observe(base, domain, loader_at(subset, domain.input)).features
     chosen: list[int] = []
     for label in range(len(data.classes)):
         mine = np.flatnonzero(subset.labels == label)
         chosen += [int(mine[place]) for place in herded(features[torch.from_numpy(mine)], each)]
-    preprocess = Preprocess(domain.input)
-    pieces = [_square(preprocess.shrink(subset.image(i, preprocess.shrink.side))) for i in chosen]
+    shrink = Preprocess(domain.input).shrink
+    pieces = [_square(shrink(subset.image(i, shrink.side)), shrink) for i in chosen]
     return np.stack(pieces), subset.labels[chosen]
 
 
-def _square(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    side = min(pixels.shape[:2])
-    top, left = ((length - side) // 2 for length in pixels.shape[:2])
-    return pixels[top : top + side, left : left + side]
+def _square(pixels: NDArray[np.uint8], shrink: Shrink) -> NDArray[np.uint8]:
+    """The middle of an image, or all of one that is squashed; small ones are enlarged, so that all are of one size."""
+    from PIL import Image
+
+    if not shrink.squash:
+        side = min(pixels.shape[:2])
+        top, left = ((length - side) // 2 for length in pixels.shape[:2])
+        pixels = pixels[top : top + side, left : left + side]
+    size = shrink.side, shrink.side
+    return pixels if pixels.shape[:2] == size else np.asarray(Image.fromarray(pixels).resize(size))
 
 
 def check_each(each: int, data: DomainData) -> None:
@@ -122,9 +128,8 @@ def with_exemplars_of(pack: Path, base: Base, domain: Domain, old: Split, data: 
     first = len(domain.classes or []) - len(data.classes)
     each = int(np.bincount(old.labels).max())
     images, labels = choose_exemplars(base, domain, data, each)
-    earlier = np.stack([np.asarray(old.image(place)) for place in range(len(old))])
-    if earlier.shape[1:] != images.shape[1:]:
-        raise PackError(f"{exemplars_path(pack)} has images of another size; remove it to extend without images")
+    shrink = Preprocess(domain.input).shrink
+    earlier = np.stack([_square(np.asarray(old.image(place)), shrink) for place in range(len(old))])
     return write_exemplars(
         pack, domain, np.concatenate([earlier, images]), np.concatenate([old.labels, labels + first])
     )

@@ -39,7 +39,7 @@ from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData, some
 from polymask.data.load import load_data
 from polymask.data.loader import Loader, loader_at
-from polymask.data.preprocess import train_transform
+from polymask.data.preprocess import augmenting
 from polymask.data.split import JoinedSplit, Split
 from polymask.errors import DataError, DomainError, MethodError
 from polymask.train.fit import Listener, fit
@@ -94,13 +94,13 @@ def extend(
     """
     recipe = get_recipe(recipe)
     if isinstance(data, str | Path):
-        data = load_data(data, seed=seed)
+        data = load_data(data, seed=seed, fewest=1)
     check_extends(base, domain, data, way)
     old = domain.frozen().to(base.device)
     first = len(old.classes or [])
     train, val = (_shifted(split, first) for split in (data.train, data.val))
-    seen = observe(base, old, loader_at(data, train, old.input))
-    kept = None if exemplars is None else observe(base, old, loader_at(data, exemplars, old.input))
+    seen = observe(base, old, loader_at(train, old.input))
+    kept = None if exemplars is None else observe(base, old, loader_at(exemplars, old.input))
     wider = _widened(old, data.classes, _new_rows(old, seen, kept, len(data.classes), seed, old.unknown))
     if way != "head":
         images = train if exemplars is None else JoinedSplit(train, exemplars)
@@ -109,11 +109,11 @@ def extend(
         wider.head.held = len(wider.head.blocks) - 1 if teacher and exemplars is None else 0
         _train(base, wider, data, images, way, recipe, seed=seed, listener=listener, also=lesson)
         if teacher:
-            seen = observe(base, wider, loader_at(data, train, old.input))
-            kept = None if exemplars is None else observe(base, wider, loader_at(data, exemplars, old.input))
+            seen = observe(base, wider, loader_at(train, old.input))
+            kept = None if exemplars is None else observe(base, wider, loader_at(exemplars, old.input))
             _put_rows(wider, _new_rows(wider, seen, kept, len(data.classes), seed, old.unknown))
     if old.unknown is not None:
-        held_out = observe(base, wider, loader_at(data, val, old.input))
+        held_out = observe(base, wider, loader_at(val, old.input))
         wider.unknown = extend_unknown(old.unknown, seen, held_out, first)
     return _measured(base, old, wider, data, way, exemplars)
 
@@ -246,7 +246,7 @@ def _train(
     wider.gathers_statistics = False
     # Old classes have no images, and a head.
     recipe = replace(recipe, selection="last", patience=None, balance=None, refit=None, head_start=None)
-    augment = train_transform(data, spec, scale=recipe.random_scale)
+    augment = augmenting(spec, mirror=data.mirror, scale=recipe.random_scale)
     (cache,) = cache_splits([images], augment.shrink)
     batches = Loader(cache, augment, batch_size=recipe.batch_size, seed=seed, shuffle=True)
     fit(base, wider, batches, None, recipe, seed=seed, **how)
@@ -265,8 +265,8 @@ def _put_rows(wider: Domain, rows: tuple[Tensor, Tensor]) -> None:
 
 def _measured(base: Base, old: Domain, wider: Domain, data: DomainData, way: Way, exemplars: Split | None) -> Extended:
     first = len(old.classes or [])
-    new = None if data.test is None else evaluate(base, wider, loader_at(data, _shifted(data.test, first), old.input))
-    kept = None if exemplars is None else evaluate(base, wider, loader_at(data, exemplars, old.input))
+    new = None if data.test is None else evaluate(base, wider, loader_at(_shifted(data.test, first), old.input))
+    kept = None if exemplars is None else evaluate(base, wider, loader_at(exemplars, old.input))
     count = 0 if exemplars is None else len(exemplars)
     found = Extended(wider, first, len(data.classes), way, count, new, kept)
     earlier = wider.recipe.get("extended")

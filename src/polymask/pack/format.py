@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polymask import __version__
-from polymask.errors import FileError, PackError
+from polymask.errors import FileError, PackError, PackUnavailable
 from polymask.files import NAME, PACK_KEY, SUFFIX, check_fields, json_object, write_atomically
 from polymask.pack.codec import CODECS, BitArray
 from polymask.pack.layout import LARGEST, TYPES, Layout, check_codings, gather, spread
@@ -148,7 +148,7 @@ def read_pack(path: str | Path) -> "tuple[Manifest, dict[str, np.ndarray[Any, An
             state = os.fstat(file.fileno())
             data = file.read()
     except OSError as error:
-        raise PackError(f"{path} cannot be read: {error.strerror}") from error
+        raise PackUnavailable(f"{path} cannot be read: {error.strerror}") from error
     stamp = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
     manifest, content, _ = _parse(path, data, len(data))
     try:
@@ -201,7 +201,7 @@ def inspect(path: str | Path) -> PackInfo:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             head += file.read(min(length, size, _HEADER_LIMIT))
     except OSError as error:
-        raise PackError(f"{path} cannot be read: {error.strerror}") from error
+        raise PackUnavailable(f"{path} cannot be read: {error.strerror}") from error
     manifest, content, header = _parse(path, head, size)
     sizes, begin = {}, 8 + length  # where offsets count from
     end = begin

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymask.core.network import digest_tensors
-from polymask.errors import FileError, PackError
+from polymask.errors import FileError, PackError, PackUnavailable
 from polymask.files import write_atomically
 from polymask.pack.format import ENDING, beside_file
 
@@ -53,7 +53,7 @@ def read_shared(folder: Path, note: Any, fingerprint: str) -> Mapping[str, Tenso
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise PackError(
+        raise PackUnavailable(
             f"{path} is missing, and the pack needs it ({error.strerror}): copy it beside the pack from where the pack "
             "came from"
         ) from error

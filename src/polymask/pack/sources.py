@@ -14,7 +14,7 @@ from torch import Tensor
 from polymask.core.bits import Bits, digest_bits
 from polymask.core.method import Method
 from polymask.core.parts import Stored
-from polymask.errors import PackError
+from polymask.errors import PackError, PackUnavailable
 from polymask.files import SUFFIX
 from polymask.pack.codec import BitArray
 from polymask.pack.format import Manifest, inspect, packs_in, read_pack
@@ -22,7 +22,7 @@ from polymask.pack.format import Manifest, inspect, packs_in, read_pack
 _IN_MEMORY: "dict[str, dict[str, tuple[weakref.ref[Tensor], tuple[int, ...]]]]" = {}  # by digest
 
 
-class MissingSource(PackError):  # noqa: N818 - as PackReplaced is
+class MissingSource(PackUnavailable):
     """A pack draws on another that is not there; it may come back."""
 
 
@@ -51,13 +51,18 @@ def _digest(path: Path, stamp: tuple[int, int, int]) -> str:
 
 def find_source(folder: Path, name: str, digest: str) -> Path:
     """The pack of a source, or the version of it that has these masks; MissingSource says what is not there."""
-    seen = False
+    there = f"there is no {name}{SUFFIX} in {folder}"
     for path in (folder / f"{name}{SUFFIX}", *sorted(folder.glob(f"{name}@*.version"))):
-        if path.is_file():
-            seen = True
-            if masks_digest(path) == digest:
-                return path
-    there = f"{name}{SUFFIX} there has other masks" if seen else f"there is no {name}{SUFFIX} in {folder}"
+        if not path.is_file():
+            continue
+        try:
+            found = masks_digest(path)
+        except PackError as error:
+            there = str(error)
+            continue
+        if found == digest:
+            return path
+        there = f"{name}{SUFFIX} there has other masks"
     raise MissingSource(
         f"it draws on the masks of {name} (digest {digest[:12]}…), and {there}; copy the pack that it was learned with "
         "beside it, or get one that stands alone (polymask bake)"
@@ -102,14 +107,25 @@ def needs_of(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def dependents(path: Path) -> list[str]:
-    """The names of the packs beside `path` that draw on its masks and would find them nowhere else."""
+    """The names of the packs beside `path` that draw on its masks and would find them nowhere else.
+
+    None do on one that is damaged: its masks are lost to them already.
+    """
     name = path.name.removesuffix(SUFFIX)
     users = [(other, digest) for other in packs_in(path.parent) for digest in _drawn_from(other, name)]
     if not users or not path.is_file():
         return []
-    mine = masks_digest(path)
-    kept = {masks_digest(version) for version in path.parent.glob(f"{name}@*.version")}
+    mine = digest_or_none(path)
+    kept = {digest_or_none(version) for version in path.parent.glob(f"{name}@*.version")}
     return sorted({other.name.removesuffix(SUFFIX) for other, digest in users if digest == mine and mine not in kept})
+
+
+def digest_or_none(path: Path) -> str | None:
+    """The digest of a pack's masks; None where it is damaged."""
+    try:
+        return masks_digest(path)
+    except PackError:
+        return None
 
 
 def _drawn_from(path: Path, name: str) -> Iterator[str]:

@@ -42,8 +42,15 @@ Rule = Literal["likeness", "logits"]
 Ranking = list[tuple[Entry, float]]  # domains with their scores for one image, the best first
 R = TypeVar("R")
 
+_GONE = (404, 409)  # of a domain that cannot answer
 _LOOKS = 5  # at a pack that is replaced while it is loaded
 _MERGED = 16  # networks, after which memory of dropped ones is given back
+
+
+def raise_unless_gone(error: BaseException) -> None:
+    """Raise unless this says that a domain cannot answer: one that is only busy must not leave it to a worse one."""
+    if not isinstance(error, Refusal) or error.status not in _GONE:
+        raise error
 
 
 @lru_cache(maxsize=256)
@@ -195,8 +202,8 @@ class Engine:
             for own, answer in zip(rows.values(), found, strict=True):
                 if isinstance(answer, Answer):
                     answers |= {row: answer.row(place) for place, row in enumerate(own)}
-                elif not isinstance(answer, Refusal):
-                    raise answer
+                else:
+                    raise_unless_gone(answer)
             if len(answers) == len(images):
                 return Best("likeness", rankings, [answers[row] for row in range(len(images))])
             gone = {name for name, answer in zip(rows, found, strict=True) if isinstance(answer, Refusal)}
@@ -224,8 +231,8 @@ class Engine:
         for entry, found in zip(entries, await asyncio.gather(*work, return_exceptions=True), strict=True):
             if isinstance(found, Tensor):
                 answers.append(Answer(entry, found, entry.key in warm))
-            elif not isinstance(found, PackReplaced | Refusal):
-                raise found
+            elif not isinstance(found, PackReplaced):
+                raise_unless_gone(found)
         return answers
 
     def _entries(self, names: Sequence[str] | None) -> list[Entry]:

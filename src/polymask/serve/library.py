@@ -25,12 +25,13 @@ from polymask.core.input import InputSpec
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, read_judgement
 from polymask.data.cache import short_side
-from polymask.errors import DomainError, PackError, PolymaskError
+from polymask.errors import DomainError, PackError, PackUnavailable, PolymaskError
 from polymask.files import SUFFIX, check_name
 from polymask.library.versions import kept_versions, rollback
+from polymask.lifelong.exemplars import exemplars_path
 from polymask.pack.format import PackInfo, inspect
 from polymask.pack.mould import Kind, Mould, kind_of, poured
-from polymask.pack.sources import MissingSource, dependents, masks_digest
+from polymask.pack.sources import check_sources, dependents, digest_or_none, masks_digest
 from polymask.pack.storing import load_domain, target_of
 from polymask.serve.settings import Refusal, ServeError, no_domain
 from polymask.train.predict import read_likeness
@@ -84,7 +85,7 @@ class Library:
         self._lock = threading.Lock()
         self._known: dict[str, Entry] = {}
         self._rejected: dict[str, tuple[Stamp, str]] = {}
-        self._misnamed: dict[str, str] = {}  # files whose names no domain can have, and why
+        self._unread: dict[str, str] = {}  # what the last look could not read, or no domain can be named, and why
         for upload in folder.glob(f".*.upload-*{SUFFIX}.tmp"):  # left behind when a server was killed
             with contextlib.suppress(OSError):
                 if time.time() - upload.stat().st_mtime > _LEFTOVER:
@@ -110,6 +111,11 @@ class Library:
                 judgement = read_judgement(info.manifest.unknown)
                 entry = Entry(name, path, stamp, info, likeness, target_of(info.manifest), judgement)
                 self._check_head(entry)
+            except PackUnavailable as error:
+                if _stamp(path) == stamp:  # it may be there again without having changed
+                    reason = _without_paths(str(error), path)
+                    raise Refusal(503, f"the pack of {name} cannot be served now: {reason}", retry=1) from error
+                continue
             except PolymaskError as error:
                 if _stamp(path) == stamp:
                     self.reject(name, stamp, _without_paths(str(error), path))
@@ -131,23 +137,26 @@ class Library:
             gone = (self._known.keys() | self._rejected.keys()) - present
         for name in gone:
             self._drop(name)
-        found, misnamed = [], {}
+        found, unread = [], {}
         for name in sorted(present):
             try:
                 check_name(name)
             except DomainError as error:
-                misnamed[name.encode("utf-8", "backslashreplace").decode()] = str(error)
+                unread[name.encode("utf-8", "backslashreplace").decode()] = str(error)
                 continue
-            with contextlib.suppress(Refusal):
+            try:
                 found.append(self.find(name))
-        self._misnamed = misnamed
+            except Refusal as refusal:
+                if refusal.status == 503:  # others are remembered, or gone
+                    unread[name] = str(refusal)
+        self._unread = unread
         return found
 
     def rejected(self) -> dict[str, str]:
         """Packs of the folder that cannot be served, and why; as of the last look."""
         with self._lock:
             unfit = {name: reason for name, (_, reason) in self._rejected.items()}
-        return dict(sorted((unfit | self._misnamed).items()))
+        return dict(sorted((self._unread | unfit).items()))
 
     def load(self, entry: Entry, mould: Mould | None = None) -> Mould:
         """A pack, everything checked, in a mould that may be this one; with scores where it tells unknown images.
@@ -160,7 +169,7 @@ class Library:
             if _stamp(entry.path) != entry.stamp:
                 raise PackReplaced(f"{entry.name} was replaced") from error
             reason = _without_paths(str(error), entry.path)
-            if not isinstance(error, MissingSource):  # which may come back, and this pack is as it was
+            if not isinstance(error, PackUnavailable):  # what is missing may come back, and this pack is as it was
                 self.reject(entry.name, entry.stamp, reason)
             raise Refusal(409, f"the pack of {entry.name} cannot be served: {reason}") from error
         if _stamp(entry.path) != entry.stamp:
@@ -191,8 +200,8 @@ class Library:
         try:
             entry = Entry(name, upload, (0, 0, 0), inspect(upload))
             self._check_head(entry)
-            load_domain(upload, self.base)
-            if not force and path.is_file() and masks_digest(upload) != masks_digest(path):
+            check_sources(path, load_domain(upload, self.base).method)
+            if not force and path.is_file() and masks_digest(upload) != digest_or_none(path):
                 self._check_unused(path, name, "replace", force=force)
             with upload.open("rb") as file:
                 os.fsync(file.fileno())
@@ -215,6 +224,7 @@ class Library:
         self._check_unused(path, name, "delete", force=force)
         try:
             path.unlink()
+            exemplars_path(path).unlink(missing_ok=True)
         except FileNotFoundError as error:
             raise no_domain(name) from error
         except OSError as error:
@@ -238,7 +248,7 @@ class Library:
     def _check_unused(self, path: Path, name: str, what: str, *, force: bool) -> None:
         try:
             users = [] if force else dependents(path)
-        except (PackError, OSError):  # damaged or gone: nobody can draw on it
+        except OSError:  # gone: nobody can draw on it
             users = []
         if users:
             some = ", ".join(users[:5])

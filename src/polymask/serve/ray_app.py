@@ -25,7 +25,7 @@ from starlette.types import Message
 from polymask.core.base import Base
 from polymask.serve.app import create_app, open_base
 from polymask.serve.batcher import Observe
-from polymask.serve.engine import Answer, Engine
+from polymask.serve.engine import Answer, Engine, raise_unless_gone
 from polymask.serve.library import Entry
 from polymask.serve.settings import Refusal, ServeError, Settings, read_token
 
@@ -152,6 +152,6 @@ class RoutedEngine(Engine):
         for answer in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(answer, Answer):
                 answers.append(answer)
-            elif not isinstance(answer, Refusal):
-                raise answer
+            else:
+                raise_unless_gone(answer)
         return answers

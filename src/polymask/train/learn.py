@@ -35,7 +35,7 @@ from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, 
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.regression import Seen, learn_head
 from polymask.train.rounding import round_numbers
-from polymask.train.sizing import Fed, choose_test_input, way_of
+from polymask.train.sizing import Fed, choose_test_input, measured_at, way_of
 from polymask.train.state import epochs_until_stalled
 from polymask.train.unknown import calibrate_on, calibrate_seen, can_calibrate, evenly
 
@@ -156,6 +156,8 @@ def learn(
         data = load_data(data, seed=seed)
     elif not isinstance(data, DomainData):
         data = open_sets(parts_of(data), classes, seed)
+    if isinstance(data, DomainData):
+        data.check_enough()
     target = data.target if isinstance(data, DomainData) else CLASSES
     leads = ranks is None or ranks.first
     watched = leads and (progress or (progress is None and listener is None and _people_watch()))
@@ -181,7 +183,7 @@ def learn(
     if isinstance(data, DomainData) and domain.input != recipe.input(base.input, squash=data.squash):
         parts = ("val", "test") if seen is not None else ("train", "val", "test")
         there = [part for part in parts if getattr(sets, part) is not None]
-        sets = replace(sets, **{part: loader_at(data, data.splits()[part], domain.input) for part in there})
+        sets = replace(sets, **{part: loader_at(data.splits()[part], domain.input) for part in there})
     rounded = False
     if recipe.precision != 32:
         known = best if recipe.selection == "best" and len(domain.method.stages) == 1 else None
@@ -250,6 +252,8 @@ def _trained(
     best: float | None
     if fed.found:
         best = fed.found[way_of(fed.input)]
+    elif decoded and sets.val is not None and fed.input != recipe.input(base.input, squash=data.squash):
+        best = measured_at(base, domain, data.val, fed.input).value
     elif recipe.refit is not None and sets.val is not None:
         best = evaluate(base, domain, sets.val)
     else:

@@ -58,7 +58,7 @@ def learn_head(base: Base, data: DomainData, side: int) -> HeadAlone:
     """A head alone, for images of this size: no training, one pass over the images."""
     domain = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
     domain.input = replace(base.input.at(side), squash=data.squash)
-    train, val = (gathered(base, domain, loader_at(data, s, domain.input).batches()) for s in (data.train, data.val))
+    train, val = (gathered(base, domain, loader_at(s, domain.input).batches()) for s in (data.train, data.val))
     record = _fit_head(domain, train, val, STRENGTHS)
     return HeadAlone(domain.restore(domain.stored()), record, train, val)
 

@@ -68,7 +68,7 @@ def choose_test_input(
         fits = recipe.refit is not None and not recipe.train_on_val
         return Fed(chosen, {}, _fitted_at(base, domain, data, chosen, recipe.refit)[1] if fits else None)
     best, seen = spec, None
-    found = {spec: measured_at(base, domain, data, data.val, spec)}
+    found = {spec: measured_at(base, domain, data.val, spec)}
     tell(way_of(spec), found[spec].value)
     for candidate in _larger(spec):
         if not takes(base, domain, candidate):
@@ -84,7 +84,7 @@ def choose_test_input(
             break
     if not spec.squash and best.crop < 1:
         whole = replace(best, crop=1.0)
-        found[whole] = measured_at(base, domain, data, data.val, whole)
+        found[whole] = measured_at(base, domain, data.val, whole)
         if clearly_better(domain, found[whole], found[best]):
             best, seen = whole, None
             if recipe.refit is not None:
@@ -99,8 +99,8 @@ def _fitted_at(
     """What a domain reaches on val whose images are fed so, with its head fitted to train that is; features of both."""
     too_many = strength == "auto" and len(data.train) > MANY
     if strength is None or not fits_heads(domain) or too_many:
-        return measured_at(base, domain, data, data.val, spec), None
-    train, val = (gathered(base, domain, loader_at(data, split, spec).batches()) for split in (data.train, data.val))
+        return measured_at(base, domain, data.val, spec), None
+    train, val = (gathered(base, domain, loader_at(split, spec).batches()) for split in (data.train, data.val))
     fit_head_again(domain, train, val, strength)
     assert domain.head is not None
     right = right_ones(domain.head, val)
@@ -119,9 +119,9 @@ class Reached(NamedTuple):
     right: Tensor | None = None
 
 
-def measured_at(base: Base, domain: Domain, data: DomainData, split: Split, spec: InputSpec) -> Reached:
+def measured_at(base: Base, domain: Domain, split: Split, spec: InputSpec) -> Reached:
     """What a domain reaches on a split whose images are fed in another way."""
-    batches = loader_at(data, split, spec).batches()
+    batches = loader_at(split, spec).batches()
     kept, truth = outputs(network(base, domain), batches, base.placed, domain.target)
     right = kept == truth if domain.target.kind == "classes" else None
     return Reached(domain.target.measure(kept, truth), right)

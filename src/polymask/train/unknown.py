@@ -17,7 +17,7 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.unknown import BY_DISTANCE, MOST_RANK, RULES, ZERO, Judgement, Rule, Unknown
 from polymask.data.batches import Batches, as_batches, parts_of
-from polymask.data.images import DomainData, some
+from polymask.data.images import DomainData
 from polymask.data.load import load_data
 from polymask.data.loader import Loader, loader_at
 from polymask.errors import DataError, DomainError
@@ -170,13 +170,9 @@ def _parts(domain: Domain, data: Any, seed: int) -> tuple[Batches | None, Batche
     if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
     if isinstance(data, DomainData):
-        if list(data.classes) != domain.classes:
-            raise DomainError(
-                f"the classes of {data.name} ({some(list(data.classes), 4)}) are not those of the domain "
-                f"({some(domain.classes or [], 4)}); give images of the same classes"
-            )
-        held_out = loader_at(data, data.val, domain.input)
-        return evenly(loader_at(data, data.train, domain.input), held_out), held_out
+        data = data.with_classes_of(domain.classes or [])
+        held_out = loader_at(data.val, domain.input)
+        return evenly(loader_at(data.train, domain.input), held_out), held_out
     parts = parts_of(data)
     if "val" not in parts:
         raise DataError("there is no val to set a threshold by; give train and val, or a folder that can be split")
