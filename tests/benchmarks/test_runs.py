@@ -19,6 +19,7 @@ from polymask.benchmarks.records import read_runs
 from polymask.benchmarks.submission import read_labels
 from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.cli.progress import LiveTable
+from polymask.pack.format import inspect
 from polymask.train.fit import Listener
 from polymask.train.recipe import get_recipe
 
@@ -218,3 +219,28 @@ def test_a_benchmark_that_is_killed_and_started_again_gives_the_same_table(suite
         assert run.returncode == -signal.SIGKILL, said
     assert kills == 3
     assert json.loads(found) == json.loads(expected)
+
+
+def test_a_domain_without_labelled_test_images_has_no_test_accuracy_whatever_val_says(tmp_path):
+    make_decathlon(tmp_path, "dtd", labelled=False)
+    recipe = get_recipe("decathlon", side=32, resized=36, epochs=1, batch_size=8)
+    _, jobs = ask(find_suite("decathlon", tmp_path), tmp_path / "runs", protocol=Protocol(recipe, selection="val"))
+    found = run_job(jobs[0]).domains["dtd"]
+    assert (found.test_accuracy, found.learned) == (None, None)
+    assert found.val_accuracy is not None
+    metrics = inspect(jobs[0].folder / "packs" / "dtd.safetensors").manifest.metrics
+    assert metrics.keys() == {"val_accuracy"}
+
+
+def test_fields_that_change_the_batches_of_training_reach_a_benchmarks_batches(suite, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "polymask.benchmarks.jobs.fit_all", lambda base, lessons, *_, **__: seen.extend(lessons.values()) or 1 / 0
+    )
+    protocol = Protocol(get_recipe(QUICK, first_side=24, balance="sampler"))
+    _, jobs = ask(suite, tmp_path / "runs", protocol=protocol)
+    with pytest.raises(ZeroDivisionError):
+        run_job(jobs[0])
+    assert seen[0].train.balanced
+    transform, until = seen[0].train.early
+    assert (transform.spec.side, until) == (24, 1)

@@ -197,6 +197,7 @@ def test_a_lazy_network_is_refused():
     [
         ("resnet50", "'resnet50' is not known; use one of efficientnet-lite0"),
         ("torchvision:resnet55", "no model 'resnet55'; did you mean resnet50"),
+        ("torchvision:regnet_y_128gf", "no weights IMAGENET1K_V1 for regnet_y_128gf .it has IMAGENET1K_SWAG"),
         ("timm:resnet5000", "no model 'resnet5000'; did you mean resnet"),
         ("decathlon-wrn28", "nobody publishes weights of decathlon-wrn28; give weights=FILE"),
     ],

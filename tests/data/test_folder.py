@@ -140,3 +140,10 @@ def test_check_passes_good_images_and_reports_progress(make_folder: Make) -> Non
     seen: list[tuple[int, int]] = []
     check(load_data(make_folder("cat", "dog")), progress=lambda *state: seen.append(state))
     assert seen == [(count, 16) for count in range(1, 17)]
+
+
+def test_folders_beside_train_are_named_since_they_may_be_meant_as_classes(make_folder: Make) -> None:
+    root = make_folder("train/diesel", "train/steam", "bus", "car")
+    assert any("'bus', 'car' beside it are not classes" in note for note in load_data(root).notes)
+    with pytest.raises(DataError, match=r"no class folders.*'bus', 'car' beside it are not classes"):
+        load_data(make_folder("train", "bus", "car", root="vehicles"))

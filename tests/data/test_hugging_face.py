@@ -79,3 +79,9 @@ def test_a_table_without_labels_or_images_is_an_error(tmp_path: Path) -> None:
 def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be loaded"):
         load_data(f"hf:{tmp_path}/nowhere", download=False)
+
+
+def test_images_without_a_label_are_refused_and_not_called_the_first_class(tmp_path: Path) -> None:
+    table(10, labels=[0, 1] * 4 + [-1] * 2).save_to_disk(tmp_path / "pets")
+    with pytest.raises(DataError, match="2 of 10 train images have no label; leave them out"):
+        load_data(f"hf:{tmp_path}/pets")

@@ -138,3 +138,21 @@ def test_a_source_of_classes_has_no_labels_or_values():
         pm.load_data("digits", target="values")
     with pytest.raises(DataError, match="target 'value' is not known; did you mean values"):
         pm.load_data("digits", target="value")
+
+
+def test_an_image_that_two_tables_name_is_refused(tmp_path):
+    for number in range(8):
+        paint(tmp_path / f"{number}.png", (number % 2, 0, 0), number)
+    rows = [[f"{number}.png", "ab"[number % 2]] for number in range(8)]
+    write_table(tmp_path / "train.csv", rows, "path", "label")
+    write_table(tmp_path / "test.csv", rows[:2], "path", "label")
+    with pytest.raises(DataError, match=r"test.csv, line 2: 0.png is in train.csv too"):
+        pm.load_data(tmp_path)
+
+
+def test_columns_and_lines_that_a_spreadsheet_leaves_behind_are_passed_over(tmp_path):
+    for number in range(16):
+        paint(tmp_path / f"{number}.png", (number % 2, 0, 0), number)
+    lines = ["path,label,,", *(f"{number}.png,{'ab'[number % 2]},," for number in range(16)), " , ,,"]
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    assert pm.load_data(tmp_path).classes == ("a", "b")

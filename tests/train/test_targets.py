@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 import polymask as pm
 from nets import tiny_base
 from polymask.cli import main
+from polymask.core.target import get_target
 from polymask.errors import DataError, InterruptedTraining, MethodError, PackError, TrainingError
 from polymask.pack.format import read_pack, write_pack
 from polymask.serve import Settings, create_app
@@ -271,3 +272,11 @@ def test_patience_needs_val():
         Recipe(patience=1, train_on_val=True, selection="last")
     with pytest.raises(RecipeError, match="balance='more' is not one of"):
         Recipe(balance="more")
+
+
+def test_a_label_that_every_image_has_is_learned_too():
+    truth = torch.tensor([[1, 0], [1, 1], [1, 0]])
+    target = get_target("labels").fitted(lambda: truth, "weights")
+    outputs = torch.zeros(3, 2, requires_grad=True)
+    target.loss(outputs, truth).backward()
+    assert outputs.grad[:, 0].abs().min() > 0

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +15,12 @@ from polymask.benchmarks.suites import DECATHLON, Protocol
 from polymask.core.accounting import account_fitted, bits_per_weight, component_bits
 from polymask.core.base import Base
 from polymask.core.domain import Domain
+from polymask.core.input import InputSpec
 from polymask.data.cache import cache_splits
 from polymask.data.images import DomainData, limited, require_classes
 from polymask.data.load import load_data
 from polymask.data.loader import Loader
-from polymask.data.preprocess import eval_transform
+from polymask.data.preprocess import eval_transform, train_transform
 from polymask.data.split import Split
 from polymask.errors import BenchmarkError, NotFinite
 from polymask.files import SUFFIX
@@ -27,7 +28,7 @@ from polymask.nets.zoo import load_base
 from polymask.pack.storing import load_domain
 from polymask.train.fit import EpochLog, Listener, Together
 from polymask.train.fit_all import Fitted, Lesson, fit_all
-from polymask.train.learn import Loaders, make_loaders
+from polymask.train.learn import Loaders, last_stage, make_loaders
 from polymask.train.predict import logits, network, own_network
 from polymask.train.recipe import Recipe, read_method
 from polymask.train.state import plain
@@ -114,7 +115,7 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
         options=method.options(),
         seed=job.seed,
         direction=job.direction,
-        domains={} if fitted is None else _outcomes(base, job, fitted, packs),
+        domains={} if fitted is None else _outcomes(base, job, recipe, lessons, fitted, packs),
         base_after=None if fitted is None or fitted.base is None else asdict(fitted.base),
         params_paper=0.0 if size is None else size.params_paper,
         params_stored=0.0 if size is None else size.params_stored,
@@ -126,17 +127,21 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
     return outcome
 
 
-def _outcomes(base: Base, job: Job, fitted: Fitted, packs: Path) -> dict[str, DomainOutcome]:
+def _outcomes(
+    base: Base, job: Job, recipe: Recipe, lessons: Mapping[str, Lesson], fitted: Fitted, packs: Path
+) -> dict[str, DomainOutcome]:
     """What was reached on each domain, and what is kept for it."""
     held_out = job.protocol.selection == "val"
     found = {}
     for name, domain in fitted.domains.items():
         history = fitted.histories[name]
-        best = max((r.val_accuracy or 0.0 for r in history), default=0.0) if held_out else None
+        kept = last_stage(domain.method, recipe, history, domain.target)
+        best = max((value or 0.0 for value in kept), default=0.0) if held_out else None
+        tested = lessons[name].test is not None  # else the two are of val
         flipped, masked = _bits_moved(domain)
         found[name] = DomainOutcome(
-            test_accuracy=fitted.final[name],
-            learned=fitted.learned[name],
+            test_accuracy=fitted.final[name] if tested else None,
+            learned=fitted.learned[name] if tested else None,
             val_accuracy=best,
             epochs=tuple(asdict(record) for record in history),
             pack_bytes=(packs / f"{name}{SUFFIX}").stat().st_size,
@@ -219,8 +224,18 @@ def _lesson(base: Base, name: str, source: str, job: Job, recipe: Recipe) -> Les
     protocol = replace(job.protocol, recipe=Recipe(selection="best", **fed))
     data, loaders = _loaders(base, name, source, protocol, job.cache)
     shared = loaders.train
-    train = Loader(shared.cache, shared.transform, batch_size=shared.batch_size, seed=job.seed, shuffle=True)
-    spec = recipe.input(base.input, squash=data.squash)
+    spec, early = recipe.input(base.input, squash=data.squash), None
+    if recipe.first_side is not None:
+        early = train_transform(data, spec.at(recipe.first_side), scale=recipe.random_scale), recipe.epochs // 2
+    train = Loader(
+        shared.cache,
+        shared.transform,
+        batch_size=shared.batch_size,
+        seed=job.seed,
+        shuffle=True,
+        balanced=recipe.balance == "sampler",
+        early=early,
+    )
     selection = "last" if job.protocol.searching else job.protocol.selection
     chosen = {"last": None, "val": loaders.val, "test": loaders.test}[selection]
     return Lesson(data.classes, train, chosen, loaders.test, spec)
@@ -248,9 +263,11 @@ def _labelled(data: DomainData, file: Path) -> DomainData:
     return replace(data, test=data.submission.images.relabelled(answers), notes=())
 
 
-def eval_loader(base: Base, data: DomainData, split: Split, protocol: Protocol, cache: Path | None) -> Loader:
+def eval_loader(
+    base: Base, data: DomainData, split: Split, protocol: Protocol, cache: Path | None, spec: InputSpec | None = None
+) -> Loader:
     """A domain's images as they are measured, in order."""
-    spec = protocol.recipe.input(base.input, squash=data.squash)
+    spec = spec or protocol.recipe.input(base.input, squash=data.squash)
     preprocess = eval_transform(data, spec, crops=protocol.crops_of(data.mirror))
     (cached,) = cache_splits([split], preprocess.shrink, folder=cache)
     return Loader(cached, preprocess, batch_size=64)
@@ -272,18 +289,22 @@ def write_submissions(jobs: Sequence[Job]) -> list[Path]:
         for job in group:
             base = load_base_of(job.base)
             for name, source in job.domains:
-                net = network(base, load_domain(job.folder / "packs" / f"{name}{SUFFIX}", base))
-                answers[name] = _answers(base, net, job, name, source)
-            if job.own is not None and "imagenet12" not in answers:
-                answers["imagenet12"] = _answers(base, own_network(base), job, *job.own)
+                domain = load_domain(job.folder / "packs" / f"{name}{SUFFIX}", base)
+                answers[name] = _answers(base, network(base, domain), job, name, source, domain.input)
+            # A method that changes the base answers for its own domain by what that is then, which no pack holds.
+            if job.own is not None and "imagenet12" not in answers and not domain.method.moves_base:
+                answers["imagenet12"] = _answers(base, own_network(base), job, *job.own, None)
         write_submission(path, answers, complete=set(answers) == set(DOMAIN_IDS))
     return list(groups)
 
 
-def _answers(base: Base, net: Callable[[Tensor], Tensor], job: Job, name: str, source: str) -> dict[str | int, int]:
+def _answers(
+    base: Base, net: Callable[[Tensor], Tensor], job: Job, name: str, source: str, spec: InputSpec | None
+) -> dict[str | int, int]:
+    """A network's answers; `spec` says how its images are fed where that is not as the base's."""
     data = load_domain_data(name, source, job.protocol)
     if data.submission is None:
         raise BenchmarkError(f"{source} has nothing to submit; run without --classes")
-    loader = eval_loader(base, data, data.submission.images, job.protocol, job.cache)
+    loader = eval_loader(base, data, data.submission.images, job.protocol, job.cache, spec)
     labels = [label for images, _ in loader.batches() for label in logits(net, base.placed(images)).argmax(1).tolist()]
     return dict(zip(data.submission.image_ids.tolist(), labels, strict=True))

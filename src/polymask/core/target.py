@@ -191,7 +191,7 @@ class LabelTarget(Target):
     def _weights(self, truth: Tensor) -> tuple[float, ...]:
         """Images without the label / images with it."""
         have = truth.sum(0)
-        return tuple(((len(truth) - have) / have.clamp_min(1)).tolist())
+        return tuple(((len(truth) - have).clamp_min(1) / have.clamp_min(1)).tolist())
 
     def loss(self, outputs: Tensor, truth: Tensor, smoothing: float = 0.0) -> Tensor:
         wanted = truth.to(outputs.dtype) * (1 - smoothing) + smoothing / 2

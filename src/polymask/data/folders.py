@@ -50,7 +50,13 @@ def load_folder(root: Path, seed: int) -> DomainData:
     Parts that are not there are cut from train (`complete`). Class names are sorted; images may lie
     in subfolders of a class, also behind symbolic links.
     """
-    finds = {part: find_images(folder) for part, folder in _parts(root).items()}
+    folders_of = _parts(root)
+    beside = [child.name for child in folders(root) if folders_of["train"] != root and child not in folders_of.values()]
+    remark = f"{root} has a folder train, so {some(beside, 4)} beside it are not classes; if train is one, rename it"
+    try:
+        finds = {part: find_images(folder) for part, folder in folders_of.items()}
+    except DataError as error:
+        raise DataError(f"{error} ({remark})" if beside else str(error)) from error
     classes = tuple(sorted(finds["train"].images))
     _check_classes(classes, finds)
     splits = {part: _split(found, classes) for part, found in finds.items()}
@@ -58,6 +64,8 @@ def load_folder(root: Path, seed: int) -> DomainData:
     ignored = [path for found in finds.values() for path in found.ignored]
     if ignored:
         notes.append(f"ignored {len(ignored)} files that are not images, such as {ignored[0]}")
+    if beside:
+        notes.append(remark)
     return DomainData(root.absolute().name, classes, *parts, notes=tuple(notes))
 
 

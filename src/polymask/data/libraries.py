@@ -105,8 +105,10 @@ def _split(title: str, dataset: Any, layout: _Layout, home: Path) -> Split:
 
 def domain_of(name: str, classes: Sequence[str], splits: Mapping[str, Split], seed: int) -> DomainData:
     """A domain of another library's splits; class names that no image has are dropped."""
+    for role, split in splits.items():
+        if bare := int(((split.labels < 0) | (split.labels >= len(classes))).sum()):
+            raise DataError(f"{name}: {bare} of {len(split)} {role} images have no label; leave them out")
     used = np.unique(np.concatenate([split.labels for split in splits.values()]))
-    used = used[(used >= 0) & (used < len(classes))]
     numbered = {role: split.relabelled(np.searchsorted(used, split.labels)) for role, split in splits.items()}
     parts, notes = complete(numbered, seed, name)
     if len(used) < len(classes):

@@ -34,8 +34,9 @@ _TRUTH = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 @dataclass(frozen=True)
 class Row:
-    """One image: the line that names it, its file, its cells by column, and its split where the table says it."""
+    """One image: the table and line that name it, its file, its cells by column, and its split where that is said."""
 
+    table: Path
     line: int
     file: Path
     cells: dict[str, str]
@@ -52,7 +53,7 @@ def load_table(table: Path, root: Path, seed: int, target: str | Target | None =
     if table.name.lower() == "train.csv":
         there = {part: [table.with_name(f"{name}.csv") for name in names] for part, names in PARTS.items()}
         tables = {part: file for part, files in there.items() for file in files if file.is_file()}
-    rows, columns = _read(table, root, "train" if len(tables) > 1 else None)
+    rows, columns = _read(table, root, "train" if len(tables) > 1 else None)  # alone it is cut by us
     wanted, names = _choose(table, rows, columns, target)
     for part, file in tables.items():
         if file == table:
@@ -64,6 +65,7 @@ def load_table(table: Path, root: Path, seed: int, target: str | Target | None =
             notes.append(f"{file.name} has no labels ({some(missing)}), so it is not used")
             continue
         rows += more
+        _check_repeated(rows)
     truth, classes = _truth(table, rows, names, wanted)
     _check_files(table, rows)
     parts, more_notes = complete(_splits(table, rows, truth), seed, str(table))
@@ -84,9 +86,11 @@ def _read(table: Path, root: Path, part: str | None) -> tuple[list[Row], list[st
             head = file.readline()
             file.seek(0)
             reader = csv.reader(file, delimiter=max(",\t;", key=head.count), strict=True)
-            lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
+            lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if "".join(cells).strip()]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} cannot be read as CSV in UTF-8 ({error}); save it again") from error
+    while lines and not lines[0][1][-1] and not any("".join(cells[len(lines[0][1]) - 1 :]) for _, cells in lines):
+        lines = [(number, cells[: len(lines[0][1]) - 1]) for number, cells in lines]  # columns that Excel leaves behind
     header = [name.lower() for name in lines[0][1]] if lines else []
     place = next((header.index(name) for name in _PATHS if name in header), None)
     if place is None:
@@ -108,9 +112,13 @@ def _read(table: Path, root: Path, part: str | None) -> tuple[list[Row], list[st
             continue
         mine = part or (None if split is None else _part(table, number, cells[split]))
         found = {name: cell for name, cell in zip(names, cells, strict=True) if name in columns}
-        rows.append(Row(number, _file(table, root, cells[place], mine), found, mine))
-    _refuse(table, odd, f"have no path, or not the {len(names)} cells that the first line has", "mend them")
-    _check_repeated(table, rows)
+        rows.append(Row(table, number, _file(table, root, cells[place], mine), found, mine))
+    _refuse(
+        [(table, number) for number in odd],
+        f"have no path, or not the {len(names)} cells that the first line has",
+        "mend them",
+    )
+    _check_repeated(rows)
     return rows, columns
 
 
@@ -128,15 +136,21 @@ def _file(table: Path, root: Path, path: str, part: str | None) -> Path:
     return next((file for place in places if (file := place / path).is_file()), folder / path)
 
 
-def _check_repeated(table: Path, rows: Sequence[Row]) -> None:
-    seen: dict[Path, int] = {}
+def _check_repeated(rows: Sequence[Row]) -> None:
+    seen: dict[Path, Row] = {}
     for row in rows:
-        if row.file in seen:
+        first = seen.setdefault(row.file, row)
+        if first is row:
+            continue
+        if first.table != row.table:
             raise DataError(
-                f"{table} names {row.file.name} in lines {seen[row.file]} and {row.line}; name it once, with several "
-                f"labels as a{_SEPARATOR}b"
+                f"{row.table}, line {row.line}: {row.file.name} is in {first.table.name} too (line {first.line}); "
+                "an image is for training or for testing, so remove one of them"
             )
-        seen[row.file] = row.line
+        raise DataError(
+            f"{row.table} names {row.file.name} in lines {first.line} and {row.line}; name it once, with several "
+            f"labels as a{_SEPARATOR}b"
+        )
 
 
 def _check_files(table: Path, rows: Sequence[Row]) -> None:
@@ -148,8 +162,11 @@ def _check_files(table: Path, rows: Sequence[Row]) -> None:
         )
 
 
-def _refuse(table: Path, lines: Sequence[int], problem: str, remedy: str) -> None:
-    if lines:
+def _refuse(places: Sequence[tuple[Path, int]], problem: str, remedy: str) -> None:
+    """Raise where there are such lines, and name those of the first table that has some."""
+    if places:
+        table = places[0][0]
+        lines = [line for one, line in places if one == table]
         more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
         raise DataError(f"{table}: lines {', '.join(map(str, lines[:5]))}{more} {problem}; {remedy}")
 
@@ -194,8 +211,8 @@ def _truth(table: Path, rows: Sequence[Row], columns: list[str], target: Target)
 
 def _classes(table: Path, rows: Sequence[Row], columns: list[str]) -> tuple[Labels, tuple[str, ...]]:
     found = [_spelt(row.cells[columns[0]]) for row in rows]
-    empty = [row.line for row, name in zip(rows, found, strict=True) if not name]
-    _refuse(table, empty, f"have an empty {columns[0]}", "give a class, or remove them")
+    empty = [(row.table, row.line) for row, name in zip(rows, found, strict=True) if not name]
+    _refuse(empty, f"have an empty {columns[0]}", "give a class, or remove them")
     names = sorted(set(found))
     number = {name: place for place, name in enumerate(names)}
     return np.array([number[name] for name in found], dtype=np.int64), tuple(names)
@@ -203,8 +220,8 @@ def _classes(table: Path, rows: Sequence[Row], columns: list[str]) -> tuple[Labe
 
 def _labels(table: Path, rows: Sequence[Row], columns: list[str]) -> tuple[Labels, tuple[str, ...]]:
     if len(columns) > 1:
-        bad = [row.line for row in rows if not all(row.cells[name].lower() in _TRUTH for name in columns)]
-        _refuse(table, bad, "have something other than 0 or 1 in the columns of labels", "change them")
+        bad = [(row.table, row.line) for row in rows if not all(row.cells[c].lower() in _TRUTH for c in columns)]
+        _refuse(bad, "have something other than 0 or 1 in the columns of labels", "change them")
         return np.array([[_TRUTH[row.cells[name].lower()] for name in columns] for row in rows]), tuple(columns)
     found = [{_spelt(part) for part in row.cells[columns[0]].split(_SEPARATOR)} - {""} for row in rows]
     names = sorted(set().union(*found))
@@ -215,8 +232,8 @@ def _labels(table: Path, rows: Sequence[Row], columns: list[str]) -> tuple[Label
 
 def _values(table: Path, rows: Sequence[Row], columns: list[str]) -> tuple[Labels, tuple[str, ...]]:
     found = np.array([[_number(row.cells[name]) for name in columns] for row in rows], dtype=np.float64)
-    bad = [row.line for row, values in zip(rows, found, strict=True) if not np.isfinite(values).all()]
-    _refuse(table, bad, f"have something other than a number in {some(columns, 3)}", "give numbers, or remove them")
+    bad = [(row.table, row.line) for row, values in zip(rows, found, strict=True) if not np.isfinite(values).all()]
+    _refuse(bad, f"have something other than a number in {some(columns, 3)}", "give numbers, or remove them")
     return found, tuple(columns)
 
 

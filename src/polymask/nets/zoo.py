@@ -173,6 +173,12 @@ def _torchvision(name: str, pretrained: bool, classes: int | None) -> Built:
     known = models.get_model_weights(name)
     # The paper's networks are those of the first release of ImageNet weights.
     chosen = known["IMAGENET1K_V1"] if "IMAGENET1K_V1" in known.__members__ else None
+    if pretrained and chosen is None:
+        there = ", ".join(known.__members__) or "none"
+        raise BaseError(
+            f"torchvision has no weights IMAGENET1K_V1 for {name} (it has {there}); give weights=FILE, or "
+            "pretrained=False for random ones"
+        )
     with _explained_download(f"torchvision:{name}"):
         sizes = {} if classes is None else {"num_classes": classes}
         net: nn.Module = models.get_model(name, weights=chosen if pretrained else None, **sizes)

@@ -163,7 +163,8 @@ def fit_all(
             final[name] = lesson_accuracy(base, domain, chosen[name])
     if folder is not None:
         for name, domain in domains.items():
-            domain.metrics = {f"test_{domain.target.metric}": final[name]}
+            on = "val" if chosen[name].test is None else "test"
+            domain.metrics = {f"{on}_{domain.target.metric}": final[name]}
             domain.save(folder / f"{name}{SUFFIX}")
     after = None
     if method.moves_base:

@@ -332,15 +332,20 @@ def _check_sides(recipe: Recipe, data: Any) -> None:
 
 def _kept_epoch(method: Method, recipe: Recipe, history: Sequence[EpochRecord], target: Target) -> int:
     """The epoch, counted from 1, that the domain is of: the last stage's best on val, or its last."""
-    results = [record.val_accuracy for record in history]
-    if recipe.selection == "last" or results[-1] is None:
+    if recipe.selection == "last" or history[-1].val_accuracy is None:
         return len(history)
+    last = last_stage(method, recipe, history, target)
+    return len(history) - len(last) + last.index(target.best(last)) + 1
+
+
+def last_stage(method: Method, recipe: Recipe, history: Sequence[EpochRecord], target: Target) -> list[float | None]:
+    """What val says of the epochs of the last stage, the one whose domain is kept."""
+    results = [record.val_accuracy for record in history]
     begin, before = 0, 0.0
     for stage in method.stages[:-1]:
         of_stage = results[begin : begin + recipe.stage(before, *stage).epochs]
         begin, before = begin + epochs_until_stalled(of_stage, target, recipe.patience), before + stage.share
-    last = results[begin:] or results
-    return len(results) - len(last) + last.index(target.best(last)) + 1
+    return results[begin:] or results
 
 
 def _people_watch() -> bool:
