@@ -242,22 +242,29 @@ def draw(results: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4))
+    groups: dict[tuple[str, int], list[tuple[str, float, float]]] = {}  # points that lie too close for a label each
     for name, row in results["rows"].items():
         kind = next((kind for kind in ("with images", "without images") if name.endswith(kind)), "beside")
-        bytes_each = row["pack_bytes"] + row["shared_bytes"] / results["networks"]
-        axes.scatter(bytes_each / 1e6, row["kept"], color=COLOURS[kind], zorder=2)
-        _label(axes, name.partition(",")[0], bytes_each / 1e6, row["kept"], (4, 4))
+        size = (row["pack_bytes"] + row["shared_bytes"] / results["networks"]) / 1e6
+        axes.scatter(size, row["kept"], color=COLOURS[kind], zorder=2)
+        group = name.partition(",")[0].partition("-")[0] if name.startswith("bitdelta") else name
+        groups.setdefault((group, kind == "with images"), []).append((name.partition(",")[0], size, row["kept"]))
+    for points in groups.values():
+        ordered = sorted(points, key=lambda point: -point[2])
+        _label(axes, ", ".join(name for name, _, _ in ordered), ordered[0][1], mean(p[2] for p in points), (8, -3))
     axes.scatter(results["checkpoint_bytes"] / 1e6, 100, color="black", marker="s")
     _label(axes, "checkpoint", results["checkpoint_bytes"] / 1e6, 100, (-40, -12))
     axes.set_xscale("log")
+    axes.set_xticks([1.5, 3, 6, 12, 24, 45], ["1.5", "3", "6", "12", "24", "45"])
+    axes.minorticks_off()
     axes.set_xlabel("MB a network, what is shared divided by all (logarithmic)")
     axes.set_ylabel("accuracy kept, %")
     for kind, colour in COLOURS.items():
         axes.scatter([], [], color=colour, label=kind)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _label(axes: Any, text: str, x: float, y: float, offset: tuple[int, int]) -> None:

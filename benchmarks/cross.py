@@ -18,6 +18,7 @@ moves the weights of each layer: the mean of |a_s M_s + b_s W∘M_s| over the me
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -121,34 +122,43 @@ def use_of(base: pm.Base, domain: pm.Domain, place: int) -> dict[str, float]:
 
 
 def print_table(rows: dict[str, Any]) -> None:
-    """A line for each method: val and test, mean over targets, orders and seeds, by images a class."""
+    """A line for each method: val and test by images a class, the mean over targets of what orders and seeds gave."""
     runs = list(rows.values())
     counts = list(dict.fromkeys(row["images"] for row in runs))
     print(f"| method | {' | '.join(f'{count} images a class: val / test' for count in counts)} | bits per weight |")
     print("|---" * (len(counts) + 2) + "|")
-    for method in dict.fromkeys(row["method"] for row in runs):
+    for method in sorted(dict.fromkeys(row["method"] for row in runs)):
         mine = [row for row in runs if row["method"] == method]
-        pairs = [
-            [mean(row[what] for row in mine if row["images"] == count) for what in ("val", "test_accuracy")]
-            for count in counts
-        ]
+        pairs = [[mean(by_target(mine, count, what).values()) for what in ("val", "test_accuracy")] for count in counts]
         bits = mean((row["bits_per_weight"] for row in mine), 3)
         print(f"| `{method}` | {' | '.join(' / '.join(pair) for pair in pairs)} | {bits} |")
-    print("\n| target | source | mean use |\n|---|---|---|")
-    pairs = dict.fromkeys((row["target"], source) for row in runs for source in row["use"])
-    for target, source in pairs:
-        uses = [np.mean(list(r["use"][source].values())) for r in runs if r["target"] == target and source in r["use"]]
-        print(f"| {target} | {source} | {np.mean(uses):.4f} |")
+    targets = list(dict.fromkeys(row["target"] for row in runs))
+    print(f"\n| test | {' | '.join(targets)} |")
+    print("|---" * (len(targets) + 1) + "|")
+    for count in counts:
+        for method in sorted(dict.fromkeys(row["method"] for row in runs if row["images"] == count)):
+            found = by_target([row for row in runs if row["method"] == method], count, "test_accuracy")
+            numbers = " | ".join(f"{found[target]:.1f}" if target in found else "–" for target in targets)
+            print(f"| `{method.split(':')[0]}`, {count} images a class | {numbers} |")
+
+
+def by_target(runs: list[dict[str, Any]], count: str, what: str) -> dict[str, float]:
+    """The mean over orders and seeds of what was measured with so many images, by target."""
+    found: dict[str, list[float]] = {}
+    for row in runs:
+        if row["images"] == count and row[what] is not None:
+            found.setdefault(row["target"], []).append(row[what])
+    return {target: fmean(values) for target, values in found.items()}
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:
     """A map for each method: a row for each (target, source), a column for each layer, darker where it is used more."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure = Figure(figsize=(10, 10), layout="constrained")
     for axes, method in zip(figure.subplots(len(CROSS), 1), CROSS, strict=True):
         mine = [row for row in rows.values() if row["method"].split(":")[0] == method]
-        pairs = list(dict.fromkeys((row["target"], source) for row in mine for source in row["use"]))
+        pairs = sorted({(row["target"], source) for row in mine for source in row["use"]})
         uses = [[list(r["use"][s].values()) for r in mine if r["target"] == t and s in r["use"]] for t, s in pairs]
         if not pairs:
             continue
@@ -156,7 +166,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
         axes.set(title=method, xlabel="layer, from input to output")
         axes.set_yticks(range(len(pairs)), [f"{target} from {source}" for target, source in pairs])
         figure.colorbar(shown, ax=axes, label="change of weights, of their mean size")
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":
