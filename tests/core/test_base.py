@@ -1,5 +1,7 @@
 """Bases: how they are found, frozen, fingerprinted and fed."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -276,3 +278,24 @@ def test_efficientnet_lite0_carries_real_imagenet_weights():
     # Trained statistics, not those of a fresh network.
     assert base.tensor("bn1.running_var").std() > 0.1
     assert base.fingerprint == pm.load_base("efficientnet-lite0").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("notes", "side", "crop"),
+    [
+        ({"size": {"height": 224, "width": 224}}, 224, 1.0),
+        ({"size": 256, "crop_size": 224, "do_center_crop": True}, 224, 0.875),
+        (
+            {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True},
+            224,
+            0.875,
+        ),
+        ({"size": 256, "crop_size": 224, "do_center_crop": False}, 256, 1.0),
+    ],
+)
+def test_a_network_of_transformers_is_fed_as_its_folder_says(tmp_path, notes, side, crop):
+    from polymask.nets.zoo import _transformers_input
+
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(notes))
+    spec = _transformers_input(tmp_path / "preprocessor_config.json", object())
+    assert (spec.side, spec.crop) == (side, crop)

@@ -213,12 +213,16 @@ def _transformers_input(path: Path, config: Any) -> InputSpec:
     default, size = InputSpec(mean=HALF, std=HALF), notes.get("size")
     sides = [size.get(word) for word in ("height", "shortest_edge")] if isinstance(size, Mapping) else [size]
     side = next((one for one in [*sides, getattr(config, "image_size", None)] if isinstance(one, int)), 224)
+    cut, crop = notes.get("crop_size"), 1.0
+    cut = cut.get("height") if isinstance(cut, Mapping) else cut
+    if notes.get("do_center_crop") and isinstance(cut, int) and cut < side:
+        side, crop = cut, cut / side
     return InputSpec(
         shape=(int(getattr(config, "num_channels", 3)), side, side),
         mean=tuple(notes.get("image_mean", default.mean)),
         std=tuple(notes.get("image_std", default.std)),
         interpolation={0: "nearest", 2: "bilinear"}.get(notes.get("resample", 2), "bicubic"),
-        crop=1.0,
+        crop=crop,
     )
 
 
