@@ -47,7 +47,9 @@ class Mtan(Method):
         "domain's own, and those after the shared 3x3 convolutions share scale and shift but not statistics. "
         "Convolutions that a batch norm follows have no bias. The last mask is at the end of the last stage, before a "
         "final norm where the network has one. Domains take turns batch by batch, not epoch by epoch, and an epoch is "
-        "one pass over the largest of them, within which the others begin again."
+        "one pass over the largest of them, within which the others begin again. The original learns ImageNet as one "
+        "of its domains; here the base's own domain is not learned along, and is measured by the base's classifier on "
+        "the moved network without attention, which costs it points in the decathlon's score."
     )
     mergeable: ClassVar[bool] = False
     moves_base: ClassVar[bool] = True
