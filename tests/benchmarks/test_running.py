@@ -167,6 +167,16 @@ def test_what_is_wrong_with_a_node_is_an_error_that_names_it(answer, said):
 
 def test_jobs_have_a_name_of_their_own_in_a_shared_folder(jobs):
     assert shared_name(jobs[0]) == "classifier-only/apples/seed-0"
+    trials = [
+        replace(
+            jobs[0],
+            folder=Path("out/search") / f"rate={rate}" / shared_name(jobs[0]),
+            protocol=replace(jobs[0].protocol, searching=True),
+        )
+        for rate in ("0.001", "0.003")
+    ]
+    assert shared_name(trials[0]) == "search/rate=0.001/classifier-only/apples/seed-0"
+    assert len({shared_name(job) for job in (jobs[0], *trials)}) == 3
     twin = replace(jobs[1], folder=Path("elsewhere") / shared_name(jobs[0]))
     options = ray_engine.RayOptions(shared="memory://runs")
     with pytest.raises(pm.EngineError, match="2 jobs have 1 names"):

@@ -96,7 +96,8 @@ def run_job(job: Job, listener: Listener | None = None) -> Outcome:
     lessons = {name: _lesson(base, name, source, job, recipe) for name, source in job.domains}
     own = None
     if job.own is not None and (method.moves_base or method.base_stage):
-        own = _lesson(base, *job.own, job, recipe)
+        whole = replace(job.protocol, classes=())  # the base's classifier knows all of its own
+        own = _lesson(base, *job.own, replace(job, protocol=whole), recipe)
     job.folder.mkdir(parents=True, exist_ok=True)
     log = EpochLog(job.folder / "log.jsonl", {"method": job.method, "seed": job.seed})
     packs, listeners = job.folder / "packs", Together(log, listener or Listener())

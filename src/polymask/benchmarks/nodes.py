@@ -229,8 +229,8 @@ def work(number: int, job: Job, driver: DriverInfo, threads: int, board: Any) ->
 
 
 def shared_name(job: Job) -> str:
-    """A job's folder in a shared folder: METHOD/DOMAIN/seed-N."""
-    return "/".join(job.folder.parts[-3:])
+    """A job's folder in a shared folder: METHOD/DOMAIN/seed-N, of a search search/VALUE/METHOD/DOMAIN/seed-N."""
+    return "/".join(job.folder.parts[-5 if job.protocol.searching else -3 :])
 
 
 def versions() -> str:
