@@ -11,7 +11,7 @@ from nets import logits, tiny_base, trained
 from polymask.core.bits import Bits
 from polymask.data.images import DomainData
 from polymask.data.split import ArraySplit
-from polymask.errors import DomainError, HubError, MethodError, PackError
+from polymask.errors import DomainError, HubError, MethodError, PackError, PackUnavailable
 from polymask.library.versions import keep_version
 from polymask.lifelong.cross import nearest_sources, open_sources
 from polymask.methods.affine.cross import CrossTransform, masks_of
@@ -299,3 +299,13 @@ def test_near_packs_that_cannot_be_read_are_passed_over(tmp_path):
     data[-9] ^= 255
     packs["dark"].write_bytes(data)
     assert list(nearest_sources(packs, BASE, images(shade=10), 1)) == ["light"]
+
+
+def test_a_pack_whose_users_cannot_be_known_for_now_is_not_deleted(library, monkeypatch):
+    def busy(path):
+        raise PackUnavailable(f"{path} cannot be read: Too many open files")
+
+    with TestClient(make_app(library), base_url=LOCAL) as client:
+        monkeypatch.setattr("polymask.pack.sources.masks_digest", busy)
+        assert client.delete("/v1/domains/first").status_code == 503
+    assert (library / "first.safetensors").is_file()

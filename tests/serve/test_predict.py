@@ -9,7 +9,6 @@ from starlette.testclient import TestClient
 
 from nets import trained
 from polymask.data.preprocess import Preprocess
-from polymask.serve.engine import raise_unless_gone
 from polymask.serve.settings import Refusal
 from polymask.train.predict import write_likeness
 from serving import BASE, LOCAL, encoded, expected, judging_pack, library, make_app, pack, picture, text
@@ -243,10 +242,23 @@ def test_a_rule_of_a_strangers_pack_that_gives_no_numbers_is_not_served(tmp_path
         assert "not finite" in reply.json()["error"]
 
 
-@pytest.mark.parametrize("status", [404, 409, 429, 503])
-def test_a_domain_that_is_only_busy_does_not_leave_the_answer_to_another(status):
-    if status in (404, 409):
-        raise_unless_gone(Refusal(status, "it is gone"))
-        return
-    with pytest.raises(Refusal):
-        raise_unless_gone(Refusal(status, "come again"))
+@pytest.mark.parametrize(("status", "answered_by"), [(404, "other"), (409, "other"), (429, None), (503, None)])
+def test_a_domain_that_is_only_busy_does_not_leave_the_answer_to_another(tmp_path, monkeypatch, status, answered_by):
+    for name, direction in (("best", 1.0), ("other", -1.0)):
+        domain = trained(BASE)
+        domain.recipe = {"likeness": write_likeness(direction * torch.ones(BASE.feature_dim))}
+        domain.save(tmp_path / f"{name}.safetensors")
+    with TestClient(make_app(tmp_path), base_url=LOCAL) as client:
+        engine = client.app.state.engine
+        predict, asked = engine._predict, []
+
+        async def busy(name, images):
+            asked.append(name)
+            if len(asked) == 1:  # the one that fits best
+                raise Refusal(status, "not now")
+            return await predict(name, images)
+
+        monkeypatch.setattr(engine, "_predict", busy)
+        reply = client.post("/v1/predict/auto", json={"images": [text(picture())]})
+    assert reply.status_code == (200 if answered_by else status)
+    assert len(set(asked)) == (2 if answered_by else 1)

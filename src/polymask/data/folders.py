@@ -56,7 +56,9 @@ def load_folder(root: Path, seed: int) -> DomainData:
     try:
         finds = {part: find_images(folder) for part, folder in folders_of.items()}
     except DataError as error:
-        raise DataError(f"{error} ({remark})" if beside else str(error)) from error
+        if not beside:
+            raise
+        raise DataError(f"{error} ({remark})") from error
     classes = tuple(sorted(finds["train"].images))
     _check_classes(classes, finds)
     splits = {part: _split(found, classes) for part, found in finds.items()}

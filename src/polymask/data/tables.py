@@ -53,7 +53,7 @@ def load_table(table: Path, root: Path, seed: int, target: str | Target | None =
     if table.name.lower() == "train.csv":
         there = {part: [table.with_name(f"{name}.csv") for name in names] for part, names in PARTS.items()}
         tables = {part: file for part, files in there.items() for file in files if file.is_file()}
-    rows, columns = _read(table, root, "train" if len(tables) > 1 else None)  # alone it is cut by us
+    rows, columns = _read(table, root, "train" if len(tables) > 1 else None)
     wanted, names = _choose(table, rows, columns, target)
     for part, file in tables.items():
         if file == table:
@@ -89,8 +89,9 @@ def _read(table: Path, root: Path, part: str | None) -> tuple[list[Row], list[st
             lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if "".join(cells).strip()]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} cannot be read as CSV in UTF-8 ({error}); save it again") from error
-    while lines and not lines[0][1][-1] and not any("".join(cells[len(lines[0][1]) - 1 :]) for _, cells in lines):
-        lines = [(number, cells[: len(lines[0][1]) - 1]) for number, cells in lines]  # columns that Excel leaves behind
+    width = max((at for at, name in enumerate(lines[0][1], 1) if name), default=0) if lines else 0
+    if not any("".join(cells[width:]) for _, cells in lines):  # empty columns that a spreadsheet leaves behind
+        lines = [(number, cells[:width]) for number, cells in lines]
     header = [name.lower() for name in lines[0][1]] if lines else []
     place = next((header.index(name) for name in _PATHS if name in header), None)
     if place is None:

@@ -121,9 +121,11 @@ def dependents(path: Path) -> list[str]:
 
 
 def digest_or_none(path: Path) -> str | None:
-    """The digest of a pack's masks; None where it is damaged."""
+    """The digest of a pack's masks; None where it is damaged, not where it cannot be read for now."""
     try:
         return masks_digest(path)
+    except PackUnavailable:
+        raise
     except PackError:
         return None
 

@@ -250,6 +250,8 @@ class Library:
             users = [] if force else dependents(path)
         except OSError:  # gone: nobody can draw on it
             users = []
+        except PackUnavailable as error:  # who draws on it is not known
+            raise Refusal(503, _without_paths(str(error), path), retry=1) from error
         if users:
             some = ", ".join(users[:5])
             raise Refusal(409, f"{some} draw on the masks of {name}; bake them first, or {what} it with ?force=true")
