@@ -15,7 +15,7 @@ measured; test images are measured after that, and never looked at before:
 
 * polymask       `pm.learn(base, data, minutes=M)`, its default method and recipe
 * regression     frozen features at the largest side that one pass has time for, and scikit-learn's LogisticRegression;
-                 its strength is chosen on val
+                 its strength is chosen on val, and with it train and val are fitted together
 * fine-tuning    a plain loop over timm's network: Adam, half a cosine, steps until the time is over, the head at 2e-3
 * LoRA           the same loop over PEFT's LoRA of rank 8 on every convolution
 
@@ -39,6 +39,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
 import torch
 from kept import add_part, part_of, read, write
 from torch import Tensor, nn
@@ -208,8 +209,10 @@ def by_regression(base: pm.Base, data: DomainData, minutes: float, seed: int) ->
         features[part] = tuple(torch.cat(each).numpy() for each in zip(*found, strict=True))
     (x, y), (held_out, truths) = features["train"], features["val"]
     shift, scale = x.mean(0), x.std(0) + 1e-6
+    x_val = (held_out - shift) / scale
     fitted = [LogisticRegression(C=c, max_iter=200).fit((x - shift) / scale, y) for c in (0.001, 0.01, 0.1, 1)]
-    best = max(fitted, key=lambda model: model.score((held_out - shift) / scale, truths))
+    best = max(fitted, key=lambda model: model.score(x_val, truths))
+    best.fit(np.concatenate([(x - shift) / scale, x_val]), np.concatenate([y, truths]))
     head = nn.Linear(x.shape[1], len(data.classes))
     weight = torch.from_numpy(best.coef_ / scale).float()
     bias = torch.from_numpy(best.intercept_).float() - weight @ torch.from_numpy(shift)
