@@ -76,7 +76,7 @@ DOMAINS = {
 }
 TRIED_RATES = {
     "fine-tuning": {"own": (1e-3, 3e-3, 1e-2, 3e-2), "base's": (1e-4, 3e-4, 1e-3)},
-    "LoRA": {"own": (3e-3, 1e-2, 3e-2), "base's": (3e-4, 1e-3, 3e-3)},
+    "LoRA": {"own": (3e-3, 1e-2, 3e-2), "base's": (3e-4, 1e-3, 3e-3, 1e-2)},
 }  # by the statistics that batch norms have
 MOMENTUM = 0.1  # of own statistics: the network's own, 0.01, is too slow for so few steps
 SEARCHED = {"domain": "flowers", "minutes": 2}
