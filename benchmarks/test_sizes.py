@@ -26,7 +26,7 @@ from polymask.data.load import load_data
 from polymask.data.loader import loader_at
 from polymask.data.split import SubsetSplit
 from polymask.train.recipe import read_method
-from polymask.train.regression import STRENGTHS, Seen, _fit_head, gathered
+from polymask.train.regression import STRENGTHS, Seen, fit_features, gathered
 from polymask.train.sizing import STEP
 
 DOMAINS = {
@@ -92,7 +92,7 @@ def one_run(base: pm.Base, data: DomainData, method: str, side: int) -> Row:
     for factor in FACTORS:
         spec = domain.input.at(STEP * round(factor * side / STEP))
         features = {part: gathered(base, domain, loader_at(split, spec).batches()) for part, split in parts.items()}
-        _fit_head(domain, features["train"], features["val"], STRENGTHS)
+        fit_features(domain, features["train"], features["val"], STRENGTHS)
         heads["fitted there"] = copy(head)
         if factor == 1:
             heads["fitted"] = copy(head)

@@ -16,6 +16,7 @@ PAGES = {
     "cross": "cross",
     "defaults": "training",
     "first_minutes": "training",
+    "head_images": "training",
     "head_start": "training",
     "sizes": "training",
     "test_sizes": "training",

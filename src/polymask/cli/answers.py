@@ -71,6 +71,8 @@ class EvaluateVerb(PackVerb):
         splits["all"] = JoinedSplit(*splits.values())
         for note in data.notes:
             self.say(note, style="dim")
+        if self.split in ("val", "all") and domain.metrics.get("learned_from_val"):
+            self.say("the head has learned from the val images that it was trained with, so they are not new to it")
         if self.split != "all":
             self.say(f"--split all measures all {len(splits['all']):,} images of {self.data}", style="dim")
         loader = loader_at(splits[self.split], domain.input)

@@ -251,6 +251,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 if name.startswith("test_")
             ),
             *([["fed at", f"{result['test_side']} px, the best on val"]] if "val_by_test_side" in result else []),
+            *([["head", "learned from val too, after it was measured"]] if "learned_from_val" in result else []),
             ["size", size_text(result["bytes"])],
             ["bits per weight", f"{result['bits_per_weight']:.3f}"],
         ]

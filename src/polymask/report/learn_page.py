@@ -107,7 +107,8 @@ def record_learning(
     split, held_out, found = "test", loaders.test, learned.evaluation
     if held_out is None and loaders.val is not None:
         split, held_out = "val", loaders.val
-        if data.target.kind == "classes":  # elsewhere nothing is confused with anything
+        found = learned.val_evaluation
+        if found is None and data.target.kind == "classes":  # elsewhere nothing is confused with anything
             found = evaluate_in_detail(base, learned.domain, loaders.val)
     answers = found.hardest if found is not None and held_out is not None else ()
     tensors = [tensor for _, tensor in named_tensors(base.net)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from polymask.core.accounting import bits_per_weight
+from polymask.core.accounting import bits_per_weight, in_halves
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.input import InputSpec
@@ -33,7 +33,7 @@ from polymask.train.fit import Listener, Together, fit
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, measured_batches
 from polymask.train.recipe import Recipe, get_recipe, method_by
-from polymask.train.regression import Seen, learn_head
+from polymask.train.regression import LastHead, Seen, fit_last_head, learn_head
 from polymask.train.rounding import round_numbers
 from polymask.train.sizing import Fed, choose_test_input, measured_at, way_of
 from polymask.train.state import epochs_until_stalled
@@ -65,6 +65,7 @@ class Learned:
     history: list[EpochRecord]
     test_accuracy: float | None
     evaluation: Evaluation | None = None  # on test
+    val_evaluation: Evaluation | None = None  # without test: on val, before the last head learned from it
 
     def __repr__(self) -> str:
         target, results = self.domain.target, [record.val_accuracy for record in self.history]
@@ -180,6 +181,11 @@ def learn(
     if recipe.frozen_side is not None:
         found.append(_head_alone(base, data, recipe, None if recipe.epochs else listener))
     domain, history, sides, best, seen = _better(found, target)
+    last = fit_last_head(base, domain, data, recipe, seen) if isinstance(data, DomainData) else None
+    if last is not None:
+        best, seen = last.reached, (last.train, last.val)
+    if ranks is not None:
+        best = ranks.settle(domain, best)
     if isinstance(data, DomainData) and domain.input != recipe.input(base.input, squash=data.squash):
         parts = ("val", "test") if seen is not None else ("train", "val", "test")
         there = [part for part in parts if getattr(sets, part) is not None]
@@ -187,10 +193,13 @@ def learn(
     rounded = False
     if recipe.precision != 32:
         known = best if recipe.selection == "best" and len(domain.method.stages) == 1 else None
-        rounded, on_val = round_numbers(base, domain, sets.val, known, ranks)
-        best = best if on_val is None else on_val
+        rounded, after = round_numbers(base, domain, sets.val, known, ranks)
+        best = best if after is None else after
     if leads:
         _keep_rule(base, domain, sets, seen)
+    on_val = None if last is None else _learned_from_val(base, domain, sets, last, halves=rounded)
+    if ranks is not None:
+        ranks.settle(domain, best)
     result, evaluation = _measured_on_test(base, domain, sets.test, ranks)
     about = {"seed": seed, "data": data.name}
     if isinstance(data, DomainData):
@@ -200,7 +209,8 @@ def learn(
     measured |= {"bits_per_weight": bits_per_weight(base, domain), "precision": 16 if rounded else 32}
     domain.metrics = measured | {"kept_epoch": _kept_epoch(domain.method, recipe, history, target)}
     domain.metrics |= {"val_by_test_side": sides} if sides else {}
-    return Learned(domain, history, result, evaluation)
+    domain.metrics |= {"learned_from_val": True} if last is not None else {}
+    return Learned(domain, history, result, evaluation, on_val)
 
 
 def _asked_method(
@@ -258,8 +268,6 @@ def _trained(
         best = evaluate(base, domain, sets.val)
     else:
         best = domain.target.best(record.val_accuracy for record in history)
-    if ranks is not None:
-        best = ranks.settle(domain, best)
     return _Found(domain, history, fed.found, best, fed.seen)
 
 
@@ -309,6 +317,14 @@ def _keep_rule(base: Base, domain: Domain, sets: Any, seen: tuple[Seen, Seen] | 
         calibrate_seen(base, domain, *seen)
     else:
         calibrate_on(base, domain, evenly(train, val), val)
+
+
+def _learned_from_val(base: Base, domain: Domain, sets: Any, last: LastHead, *, halves: bool) -> Evaluation | None:
+    """Let the head learn from val; without test images val is evaluated before, since it can say nothing after that."""
+    seen = None if sets.test is not None else evaluate_in_detail(base, domain, measured_batches(domain, sets.val))
+    last.add_val(domain)
+    domain.restore(in_halves(domain) if halves else domain.stored())
+    return seen
 
 
 def _planned(base: Base, data: Any, method: Method, recipe: Recipe, minutes: float, loaders: Loaders | None) -> Recipe:

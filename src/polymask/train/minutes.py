@@ -40,6 +40,7 @@ MOST = 30  # epochs: more bring little
 SMALLER = 0.75  # the side of the first half, in proportion
 MEASURING = 0.33  # of what a training image costs, for one that is only classified
 CLIMBED = 1  # larger sizes at test that are planned for; where more are better, it takes a little longer
+FITS = 4 + CLIMBED  # of heads: frozen features, after training, larger sizes, the last one, and that with val
 FROZEN = 0.2  # of the time goes to a head of frozen features, at most
 ALONE = 0.8  # the same where nothing else is done
 MARGIN = 0.9  # of the time is planned for: machines do other things too
@@ -96,7 +97,7 @@ def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, m
     pace = measure_pace(base, method.first_stage(), recipe, data.classes, sides)
     once, fits_heads = seconds_to_read(data, base), data.target.kind == "classes" and base.feature_dim is not None
     if fits_heads:
-        once += (2 + CLIMBED) * seconds_to_fit(len(data.train), base.feature_dim or 0, len(data.classes))
+        once += FITS * seconds_to_fit(len(data.train), base.feature_dim or 0, len(data.classes))
     left = 60 * minutes - once - (time.perf_counter() - began)
     plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left, alone=fits_heads)
     if not fits_heads:

@@ -36,6 +36,7 @@ _NEWER = (
     "test_side",
     "frozen_side",
     "refit",
+    "refit_on_val",
     "precision",
 )  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
@@ -157,6 +158,8 @@ class Recipe:
     """Side of the images for a head of frozen features, which is fitted too and kept where it is better on val."""
     refit: float | Literal["auto"] | None = None
     """Fit the head again after training, by a logistic regression with this penalty; auto takes the best on val."""
+    refit_on_val: bool | None = None
+    """Fit the head to val too, in the end, when val has chosen and measured; with refit."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """The least and the largest share of an image's area that a training crop covers."""
     mirror: bool | None = None
@@ -296,6 +299,7 @@ RECIPES: dict[str, Recipe] = {
             head_start="centred",
             head_rate=2e-4,
             refit="auto",
+            refit_on_val=True,
             test_side="auto",
         ),
     )

@@ -8,8 +8,13 @@ as they are in the end finds the best one for them:
 by L-BFGS on all images at once, for falling λ, each from the solution before it; val chooses among them. Means and
 deviations are then part of W and b, so the head is the usual one. The same on the base's own features gives a domain
 without training.
+
+**The last head.** Training images are what the network has learned from: it tells their classes apart more easily than
+those of new images, such as those of val. So when val has chosen all that it chooses, and has said what is reached, the
+head is fitted to val too, with the penalty that was best.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -28,6 +33,7 @@ from polymask.data.preprocess import Preprocess
 from polymask.errors import DataError, TrainingError
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import feature_network, images_last
+from polymask.train.recipe import Recipe
 
 STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # λ
 STEPS = 100  # of L-BFGS, for each λ, or as many as this much work allows:
@@ -59,7 +65,7 @@ def learn_head(base: Base, data: DomainData, side: int) -> HeadAlone:
     domain = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
     domain.input = replace(base.input.at(side), squash=data.squash)
     train, val = (gathered(base, domain, loader_at(s, domain.input).batches()) for s in (data.train, data.val))
-    record = _fit_head(domain, train, val, STRENGTHS)
+    record = fit_features(domain, train, val, STRENGTHS).record
     return HeadAlone(domain.restore(domain.stored()), record, train, val)
 
 
@@ -83,7 +89,7 @@ def fit_head_again(domain: Domain, train: Seen, val: Seen | None, strength: floa
         raise TrainingError(f"refit is for classes, and this is a domain of {domain.target.kind}; leave it out")
     before = copy_of_head(domain)
     reached = None if val is None else int(right_ones(domain.head, val).sum())
-    _fit_head(domain, train, val, STRENGTHS if strength == "auto" else (float(strength),))
+    fit_features(domain, train, val, STRENGTHS if strength == "auto" else (float(strength),))
     if val is not None and reached is not None and int(right_ones(domain.head, val).sum()) < reached:
         put_head_back(domain, before)
 
@@ -110,6 +116,73 @@ def right_ones(head: Callable[[Tensor], Tensor], seen: Seen) -> Tensor:
     return (head(seen.features).argmax(1) == seen.labels).cpu()
 
 
+class Reached(NamedTuple):
+    """What a domain reaches on a split, and of each image whether it is right, where the target knows that."""
+
+    value: float
+    right: Tensor | None = None
+
+
+def reached_on(domain: Domain, seen: Seen) -> Reached:
+    """What the head reaches by features that were gathered, in percent of the images."""
+    assert domain.head is not None
+    right = right_ones(domain.head, seen)
+    return Reached(100 * float(right.float().mean()), right)
+
+
+def clearly_better(domain: Domain, one: Reached, other: Reached) -> bool:
+    """Whether one result is better than another by more than chance may do, on the same images.
+
+    Of n images that only one of the two has right, √n more are one standard deviation. The best of several results that
+    differ by chance alone would be better on val than anywhere else.
+    """
+    if one.right is None or other.right is None:
+        return domain.target.better(one.value, other.value)
+    ahead, behind = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
+    return ahead - behind > math.sqrt(ahead + behind)
+
+
+class LastHead(NamedTuple):
+    """A head that val can be added to: what it reaches on val, its penalty, what it was fitted to and measured on."""
+
+    reached: float
+    strength: float
+    train: Seen
+    val: Seen
+
+    def add_val(self, domain: Domain) -> None:
+        """Fit the head of the domain to val too; all else of it stays."""
+        both = Seen(*(torch.cat(parts) for parts in zip(self.train, self.val, strict=True)))
+        stronger = [each for each in STRENGTHS if each > self.strength]  # each begins where the one before ends
+        fit_features(domain, both, None, (*stronger, self.strength))
+
+
+def fit_last_head(
+    base: Base, domain: Domain, data: DomainData, recipe: Recipe, seen: tuple[Seen, Seen] | None
+) -> LastHead | None:
+    """Fit the head to training images, with the penalty that is best on val, so that val can be added.
+
+    `seen` are features of train and val, where they are known. None where the recipe does not ask for it, where there
+    is no head for classes, where there are more images than memory may have room for, or where the head before is
+    better on val by more than chance.
+    """
+    if recipe.refit is None or not recipe.refit_on_val or recipe.train_on_val or not fits_heads(domain):
+        return None
+    if len(data.train) + len(data.val) > MANY:
+        return None
+    if seen is None:
+        train, val = (gathered(base, domain, loader_at(s, domain.input).batches()) for s in (data.train, data.val))
+    else:
+        train, val = seen
+    before, head = reached_on(domain, val), copy_of_head(domain)
+    strength = fit_features(domain, train, val, STRENGTHS if recipe.refit == "auto" else (recipe.refit,)).strength
+    after = reached_on(domain, val)
+    if clearly_better(domain, before, after):
+        put_head_back(domain, head)
+        return None
+    return LastHead(after.value, strength, train, val)
+
+
 def _as_at_test(train: Batches) -> Batches:
     """Training images as they are fed at test, where they are decoded here."""
     if not isinstance(train, Loader):
@@ -127,30 +200,38 @@ def fit_head(
     if domain.head is None or domain.target.kind != "classes":
         raise TrainingError("a logistic regression needs a head for classes")
     held_out = None if val is None else gathered(base, domain, val.batches())
-    return _fit_head(domain, gathered(base, domain, train.batches()), held_out, strengths)
+    return fit_features(domain, gathered(base, domain, train.batches()), held_out, strengths).record
 
 
-def _fit_head(domain: Domain, train: Seen, held_out: Seen | None, strengths: Sequence[float]) -> EpochRecord:
+class Fit(NamedTuple):
+    """What a head reaches that was fitted, as an only epoch, and the strength that was best."""
+
+    record: EpochRecord
+    strength: float
+
+
+def fit_features(domain: Domain, train: Seen, held_out: Seen | None, strengths: Sequence[float]) -> Fit:
+    """Fit the head to features, for falling strengths; the best on `held_out` is kept, without it the last."""
     head, labels = domain.head, train.labels
     assert head is not None
     mean, deviation = train.features.mean(0), train.features.std(0).clamp(min=1e-6)
     features = (train.features - mean) / deviation
     weight = torch.zeros(head.out_features, head.in_features, device=features.device, requires_grad=True)
     bias = torch.zeros(head.out_features, device=features.device, requires_grad=True)
-    kept, record = (weight, bias), EpochRecord(0, 0.0, 0.0, None)
+    kept, best = (weight, bias), Fit(EpochRecord(0, 0.0, 0.0, None), strengths[0])
     for strength in strengths:
         _minimise(features, labels, weight, bias, strength)
         found = _reached(features, labels, weight, bias)
         accuracy = None
         if held_out is not None:
             accuracy = _reached((held_out.features - mean) / deviation, held_out.labels, weight, bias)[1]
-        if accuracy is None or record.val_accuracy is None or accuracy > record.val_accuracy:
+        if accuracy is None or best.record.val_accuracy is None or accuracy > best.record.val_accuracy:
             kept = weight.detach().clone(), bias.detach().clone()
-            record = EpochRecord(0, *found, accuracy)
+            best = Fit(EpochRecord(0, *found, accuracy), strength)
     with torch.no_grad():
         head.weight.copy_(kept[0] / deviation)
         head.bias.copy_(kept[1] - (kept[0] / deviation) @ mean)
-    return record
+    return best
 
 
 @torch.no_grad()

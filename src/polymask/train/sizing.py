@@ -6,13 +6,11 @@ fitted again for each size that is tried, to training images of that size (see `
 on the images: it is measured on val, from the smallest on as long as larger is better, and kept in the domain's input.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
@@ -25,13 +23,15 @@ from polymask.train.predict import network, outputs
 from polymask.train.recipe import LARGEST_SIDE, Recipe
 from polymask.train.regression import (
     MANY,
+    Reached,
     Seen,
+    clearly_better,
     copy_of_head,
     fit_head_again,
     fits_heads,
     gathered,
     put_head_back,
-    right_ones,
+    reached_on,
 )
 
 TRIED = (4 / 3, 5 / 3, 2.0)  # times the side in training
@@ -95,28 +95,19 @@ def choose_test_input(
 
 def _fitted_at(
     base: Base, domain: Domain, data: DomainData, spec: InputSpec, strength: float | Literal["auto"] | None
-) -> "tuple[Reached, tuple[Seen, Seen] | None]":
+) -> tuple[Reached, tuple[Seen, Seen] | None]:
     """What a domain reaches on val whose images are fed so, with its head fitted to train that is; features of both."""
     too_many = strength == "auto" and len(data.train) > MANY
     if strength is None or not fits_heads(domain) or too_many:
         return measured_at(base, domain, data.val, spec), None
     train, val = (gathered(base, domain, loader_at(split, spec).batches()) for split in (data.train, data.val))
     fit_head_again(domain, train, val, strength)
-    assert domain.head is not None
-    right = right_ones(domain.head, val)
-    return Reached(100 * float(right.float().mean()), right), (train, val)
+    return reached_on(domain, val), (train, val)
 
 
 def way_of(spec: InputSpec) -> str:
     """How images are fed, in words."""
     return f"{spec.side} px, crop {spec.crop:.3g}"
-
-
-class Reached(NamedTuple):
-    """What a domain reaches on a split, and of each image whether it is right, where the target knows that."""
-
-    value: float
-    right: Tensor | None = None
 
 
 def measured_at(base: Base, domain: Domain, split: Split, spec: InputSpec) -> Reached:
@@ -125,18 +116,6 @@ def measured_at(base: Base, domain: Domain, split: Split, spec: InputSpec) -> Re
     kept, truth = outputs(network(base, domain), batches, base.placed, domain.target)
     right = kept == truth if domain.target.kind == "classes" else None
     return Reached(domain.target.measure(kept, truth), right)
-
-
-def clearly_better(domain: Domain, one: Reached, other: Reached) -> bool:
-    """Whether one result is better than another by more than chance may do, on the same images.
-
-    Of n images that only one of the two has right, √n more are one standard deviation. The best of several results that
-    differ by chance alone would be better on val than anywhere else.
-    """
-    if one.right is None or other.right is None:
-        return domain.target.better(one.value, other.value)
-    ahead, behind = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
-    return ahead - behind > math.sqrt(ahead + behind)
 
 
 def _larger(spec: InputSpec) -> Iterator[InputSpec]:
