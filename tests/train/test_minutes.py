@@ -10,6 +10,7 @@ import polymask as pm
 from brightness import made_base, made_data
 from image_folders import make_folder
 from polymask.cli import main
+from polymask.cli.learn import LearnVerb
 from polymask.core.target import ValueTarget
 from polymask.data.loader import Loader
 from polymask.errors import PolymaskError, TrainingError
@@ -167,6 +168,59 @@ def test_a_head_alone_is_learned_without_an_epoch(base, data):
         pm.get_recipe("quick", epochs=0)
 
 
+def long_plan(epochs=MOST, side=224):
+    return minutes.Plan(pm.get_recipe("standard", name="minutes", epochs=epochs, side=side), 100.0)
+
+
+STANDARD = pm.get_recipe("standard")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "plan", "seconds", "side"),
+    [
+        (STANDARD, long_plan(), 100_000, 224),
+        (STANDARD, long_plan(), 12, 128),
+        (STANDARD, long_plan(), 1, None),
+        (STANDARD, long_plan(epochs=MOST - 1), 100_000, None),
+        (STANDARD, long_plan(side=160), 100_000, None),
+        (pm.get_recipe("standard", rate=5e-4), long_plan(), 100_000, None),
+        (pm.get_recipe("standard", name="mine"), long_plan(), 100_000, None),
+    ],
+    ids=["time", "less time", "no time", "more epochs first", "larger images first", "a rate that was given", "a file"],
+)
+def test_rates_are_tried_in_time_that_training_cannot_use(data, recipe, plan, seconds, side):
+    assert minutes.side_of_trials(recipe, plan, PACE, SIDES, data, seconds) == side
+
+
+def test_a_rate_that_is_clearly_better_on_val_is_taken(base, monkeypatch):
+    """A millionth of the rate learns nothing, and a head that stays as it was drawn does not either."""
+    data = made_data("dark", "light")
+    monkeypatch.setattr(minutes, "FACTORS", (1e-6, 1.0))
+    monkeypatch.setattr(minutes, "SHORT", 20)
+    rates = {"rate": 1e-2, "weight_rate": 1e-2, "head_rate": 0.0}
+    recipe = pm.get_recipe("quick", batch_size=8, side=24, norms="own", **rates)
+    said = []
+    plan = minutes.with_best_rate(base, data, pm.create_method("finetune"), minutes.Plan(recipe, 1.0), 24, said.append)
+    assert plan.recipe == recipe
+    assert plan.tried == {1e-8: 50, 1e-2: 100}
+    assert "of 2 rates 0.01, by val" in plan.text
+    assert [line.split(" for ")[0] for line in said] == ["rate 1e-08", "rate 0.01"]
+
+
+def test_a_rate_that_is_not_clearly_better_leaves_the_recipes(base, data, monkeypatch):
+    monkeypatch.setattr(minutes, "FACTORS", (1.0, 1.0001))
+    monkeypatch.setattr(minutes, "SHORT", 1)
+    recipe = pm.get_recipe("quick", batch_size=8, side=24)
+    plan = minutes.with_best_rate(base, data, pm.create_method("bn-only"), minutes.Plan(recipe, 1.0), 24, print)
+    assert plan.recipe == recipe
+
+
+def test_rates_move_together_and_the_heads_stays():
+    recipe = minutes.at_rate(pm.get_recipe("standard", scalar_rate=1e-2), 3.0)
+    assert (recipe.rate, recipe.weight_rate, recipe.scalar_rate) == (3e-3, 9e-4, 3e-2)
+    assert recipe.head_rate == STANDARD.head_rate
+
+
 def test_learn_takes_minutes(base, data, monkeypatch):
     monkeypatch.setattr(minutes, "SIDES", (16, 24))
     monkeypatch.setattr(minutes, "MOST", 3)
@@ -215,6 +269,32 @@ def test_the_command_for_the_same_training_has_what_was_chosen(tmp_path, monkeyp
     assert "--minutes" not in command
     assert "--epochs 1" in command
     assert "--test-side auto" in command
+
+
+def test_the_command_has_rates_that_are_not_the_recipes():
+    verb = LearnVerb(name="one", data="photos", minutes=20)
+    verb.trained_by = pm.get_recipe("standard")
+    assert "rate" not in verb.command()
+    verb.trained_by = minutes.at_rate(verb.trained_by, 3.0)
+    assert "--rate 0.003 --weight-rate 0.0009" in verb.command()
+
+
+@pytest.mark.slow
+def test_the_command_line_tries_rates_where_there_is_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(minutes, "SIDES", ())
+    monkeypatch.setattr(minutes, "MOST", 1)
+    monkeypatch.setattr(minutes, "FEW", 1)
+    monkeypatch.setattr(minutes, "SHORT", 1)
+    monkeypatch.setattr(minutes, "clearly_better", lambda *_: True)  # the last is taken
+    make_folder(tmp_path / "photos")
+    arguments = "learn one --data photos --method bn-only --batch-size 4 --minutes 20"
+    assert main(arguments.split()) == 0
+    said = capsys.readouterr().err
+    assert "rate 0.0003 for 1 epochs at" in said
+    assert "of 3 rates 0.003, by val" in said
+    command = json.loads((tmp_path / "library/one.run/evaluation.json").read_text())["command"]
+    assert "--rate 0.003 --weight-rate 0.0009" in command
 
 
 def test_a_command_without_time_to_train_says_so_and_can_be_repeated(tmp_path, monkeypatch, capsys):

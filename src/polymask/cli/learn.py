@@ -20,7 +20,7 @@ from polymask.cli.verb import (
 )
 from polymask.errors import MethodError, TrainingError
 from polymask.files import write_atomically
-from polymask.train.recipe import RECIPES, Recipe, get_recipe
+from polymask.train.recipe import RATES, RECIPES, Recipe, get_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -169,6 +169,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         if self.minutes is not None:
             recipe = self.planned(base, data, method, recipe)
+            method = self.chosen_method(recipe)  # for the rate that was found
         how = f"{recipe.epochs} epochs" if recipe.epochs else "a head alone"
         chosen = f"recipe {recipe.name} ({how} at {recipe.input(base.input).side} px)"
         choices = f"base {base.name}, method {self.method}, seed {self.seed}, library {self.out}\n{chosen}"
@@ -207,7 +208,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         assert self.minutes is not None
         if self.goes_on and self.plan_file.exists():
             return recipe_of(self.plan_file)
-        plan = plan_minutes(base, data, method, recipe, self.minutes)
+        plan = plan_minutes(base, data, method, recipe, self.minutes, self.say)
         self.say(f"{self.minutes:g} minutes: {plan.text}")
         return plan.recipe
 
@@ -230,7 +231,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         words += [] if self.target is None else ["--target", self.target]
         words += [] if self.from_ is None else ["--from", self.from_]
         chosen = {} if self.minutes is None else {name: getattr(self.trained_by, name) for name in sorted(_PLANNED)}
-        chosen = {name: value for name, value in chosen.items() if value is not None}
+        chosen = {name: value for name, value in chosen.items() if value is not None} | self.found_rates()
         for name, value in (given_fields(self.overrides) | chosen).items():
             given = value if isinstance(value, tuple | list) else [value]
             words += [
@@ -238,6 +239,13 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 *(str(one).lower() if isinstance(one, bool) else str(one) for one in given),
             ]
         return shlex.join(words)
+
+    def found_rates(self) -> dict[str, float]:
+        """The rates that --minutes found, where it tried some and they are others than the recipe's."""
+        if self.minutes is None:
+            return {}
+        asked, found = self.chosen_recipe(), self.trained_by
+        return {n: getattr(found, n) for n in RATES if getattr(found, n) != getattr(asked, n)}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         val = next((name for name in result if name.startswith("val_")), "val_accuracy")

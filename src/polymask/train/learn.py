@@ -166,6 +166,7 @@ def learn(
         listener = _shown(data.name, target, listener, asked=bool(progress))
     if minutes is not None:
         recipe = _planned(base, data, method, recipe, minutes, loaders)
+        method = method.at_rate(recipe.rate)
     sets: Any = loaders or data
     if loaders is None and isinstance(data, DomainData):
         with _reading(watched) as count:

@@ -8,11 +8,12 @@ chosen on val (see `sizing`).
 
 A head of frozen features takes one pass over the images only (see `regression`). It is fitted too, and val decides
 which of the two is kept. Where there is no time for more than a few epochs it is all that is done, on larger images.
+Where more time is left than training can use, a few short trainings choose its rate on val.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 from typing import Any
@@ -28,10 +29,12 @@ from polymask.data.cache import cache_splits, shrink_of
 from polymask.data.images import DomainData
 from polymask.data.split import SubsetSplit
 from polymask.errors import TrainingError
+from polymask.train.fit import fit
+from polymask.train.learn import make_loaders
 from polymask.train.learner import DomainLearner
-from polymask.train.recipe import Recipe
-from polymask.train.regression import STRENGTHS, WORK
-from polymask.train.sizing import TRIED, takes
+from polymask.train.recipe import RATES, RECIPES, Recipe
+from polymask.train.regression import STRENGTHS, WORK, Reached, clearly_better
+from polymask.train.sizing import TRIED, measured_at, takes
 
 SIDES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384)
 OFTEN = 8  # epochs that come before larger images
@@ -44,6 +47,8 @@ FITS = 4 + CLIMBED  # of heads: frozen features, after training, larger sizes, t
 FROZEN = 0.2  # of the time goes to a head of frozen features, at most
 ALONE = 0.8  # the same where nothing else is done
 MARGIN = 0.9  # of the time is planned for: machines do other things too
+FACTORS = (1.0, 0.3, 3.0)  # of the recipe's rate: what is tried where there is time for it
+SHORT = 6  # epochs of such a trial
 EVALUATIONS = 150  # of the loss, until a head is fitted for all strengths of its penalty
 _READ = 64  # images that are read to see how long it takes
 _FITTED = 2048  # images of noise that a head is fitted to for the same
@@ -70,6 +75,7 @@ class Plan:
 
     recipe: Recipe
     seconds: float
+    tried: Mapping[float, float] = field(default_factory=dict)  # what val says of rates
 
     @property
     def text(self) -> str:
@@ -82,11 +88,22 @@ class Plan:
         epochs = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
         frozen = "" if recipe.frozen_side is None else f"; a head alone at {recipe.frozen_side} px is the rival on val"
         numbers = ", in bfloat16" if recipe.autocast else ""
-        return f"{epochs} at {recipe.side} px{first}{numbers}{frozen}: {minutes}"
+        rates = f"; of {len(self.tried)} rates {recipe.rate:g}, by val" if self.tried else ""
+        return f"{epochs} at {recipe.side} px{first}{numbers}{rates}{frozen}: {minutes}"
 
 
-def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, minutes: float) -> Plan:
-    """Time this machine for a few seconds, and choose sizes and epochs so that all takes about so many minutes."""
+def plan_minutes(
+    base: Base,
+    data: DomainData,
+    method: Method,
+    recipe: Recipe,
+    minutes: float,
+    tell: Callable[[str], None] = lambda found: None,
+) -> Plan:
+    """Time this machine for a few seconds, and choose sizes and epochs so that all takes about so many minutes.
+
+    `tell` hears what is found where rates are tried, which takes longer.
+    """
     began = time.perf_counter()
     if not 0 < minutes < float("inf"):
         raise TrainingError(f"minutes={minutes:g} must be more than 0")
@@ -102,6 +119,9 @@ def plan_minutes(base: Base, data: DomainData, method: Method, recipe: Recipe, m
     plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left, alone=fits_heads)
     if not fits_heads:
         plan = replace(plan, recipe=replace(plan.recipe, frozen_side=None))
+    if side := side_of_trials(recipe, plan, pace, sides, data, MARGIN * left - plan.seconds):
+        plan = with_best_rate(base, data, method, plan, side, tell)
+        plan = replace(plan, seconds=plan.seconds + _seconds_of_trials(pace, side, data))
     return replace(plan, seconds=plan.seconds + once)
 
 
@@ -199,6 +219,56 @@ def plan_for(
     if not alone or (chosen.recipe.epochs >= FEW and chosen.seconds <= time_left):
         return chosen
     return _head_alone(recipe, pace, sides, images + val, time_left)
+
+
+def side_of_trials(
+    recipe: Recipe, plan: Plan, pace: Pace, sides: Sequence[int], data: DomainData, seconds: float
+) -> int | None:
+    """The largest side at which all rates can be tried in so many seconds; None where there is no such.
+
+    Only time that training cannot use is left for it: all epochs, and the largest images. A rate that is not the
+    recipe's usual one was asked for, and stays.
+    """
+    usual = RECIPES.get(recipe.name)
+    if usual is None or (recipe.rate, recipe.weight_rate) != (usual.rate, usual.weight_rate):
+        return None
+    if plan.recipe.epochs < MOST or plan.recipe.side != sides[-1]:
+        return None
+    return max((side for side in sides if _seconds_of_trials(pace, side, data) <= seconds), default=None)
+
+
+def _seconds_of_trials(pace: Pace, side: int, data: DomainData) -> float:
+    epoch = (len(data.train) + MEASURING * len(data.val)) * pace.seconds(side)
+    return len(FACTORS) * (SHORT + MEASURING) * epoch  # and a pass for the head that is fitted again
+
+
+def with_best_rate(
+    base: Base, data: DomainData, method: Method, plan: Plan, side: int, tell: Callable[[str], None]
+) -> Plan:
+    """The plan with the rate that is best on val after a short training at this side.
+
+    Another rate than the recipe's must be better by more than chance. All rates move together, but for the head's.
+    """
+    sizes: dict[str, Any] = {"epochs": SHORT, "side": side, "first_side": None, "test_side": None, "frozen_side": None}
+    sets = make_loaders(data, base.input, replace(plan.recipe, **sizes))
+    best: tuple[Recipe, Reached] | None = None
+    tried = {}
+    for recipe in (at_rate(plan.recipe, factor) for factor in FACTORS):
+        with torch.random.fork_rng():
+            domain = new_domain(base, method.at_rate(recipe.rate), data.classes, target=data.target).to(base.device)
+            fit(base, domain, sets.train, sets.val, replace(recipe, **sizes))
+        reached = measured_at(base, domain, data.val, domain.input)
+        tell(f"rate {recipe.rate:g} for {SHORT} epochs at {side} px: val {domain.target.text(reached.value)}")
+        tried[recipe.rate] = reached.value
+        if best is None or clearly_better(domain, reached, best[1]):
+            best = recipe, reached
+    return plan if best is None else replace(plan, recipe=best[0], tried=tried)
+
+
+def at_rate(recipe: Recipe, factor: float) -> Recipe:
+    """The recipe with all rates but the head's times a factor."""
+    rates = {name: value * factor for name in RATES if name != "head_rate" and (value := getattr(recipe, name))}
+    return replace(recipe, **{name: float(f"{value:.3g}") for name, value in rates.items()})
 
 
 def _head_alone(recipe: Recipe, pace: Pace, sides: Sequence[int], images: int, seconds: float) -> Plan:
