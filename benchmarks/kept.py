@@ -41,10 +41,13 @@ def part_of(runs: list[Any], part: str) -> list[Any]:
 
 
 def recipe_of(options: argparse.Namespace) -> pm.Recipe:
-    """The recipe, with the fields that the options change; all is measured at the size that it was learned at."""
+    """The recipe, with the fields that the options change; all is measured at the size that it was learned at.
+
+    Val is not learned from: scripts measure on it, or choose by it, after training.
+    """
     given = {"epochs": options.epochs, "side": options.side}
     changes = {name: value for name, value in given.items() if value is not None}
-    return pm.get_recipe(options.recipe, **changes, test_side=None)
+    return pm.get_recipe(options.recipe, **changes, test_side=None, refit_on_val=None)
 
 
 def read(path: Path) -> dict[str, Any]:

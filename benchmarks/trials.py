@@ -34,7 +34,7 @@ from polymask.methods.affine.method import GAIN, Affine, AffineTransform
 from polymask.methods.baselines import FreeWeights
 from polymask.train.recipe import read_method
 
-STANDARD = pm.get_recipe("standard", test_side=None)
+STANDARD = pm.get_recipe("standard", test_side=None, refit_on_val=None)
 SMALL = {"norms": "own", "batch_size": 16, "side": 32, "resized": 36, "epochs": 6}
 SETTINGS = {
     "decathlon": ("ResNet-18, 32 px", pm.get_recipe(STANDARD, **SMALL), 1000),

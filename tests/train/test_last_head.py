@@ -10,6 +10,7 @@ import polymask as pm
 from brightness import made_base, made_data
 from image_folders import make_folder
 from polymask.cli import main
+from polymask.core.unknown import Unknown
 from polymask.data.loader import loader_at
 from polymask.report.learn_page import record_learning
 from polymask.train import learn, regression
@@ -129,3 +130,14 @@ def test_measuring_val_images_says_that_they_were_learned_from(tmp_path, capsys,
     for split, said in (("val", True), ("test", False)):
         assert main(["evaluate", "one", "--data", "images", "--library", "packs", "--split", split]) == 0
         assert ("not new to it" in capsys.readouterr().err) == said
+
+
+def test_calibrating_on_the_same_source_keeps_the_temperature_from_before(base):
+    data = made_data("dark", "light")
+    domain = pm.learn(base, data, "affine-full", ALL, progress=False).domain
+    assert domain.unknown is not None
+    before = replace(domain.unknown.judgement, temperature=3.0)
+    domain.unknown = Unknown(before, dict(domain.unknown.named_buffers()))
+    assert pm.calibrate(base, domain, data).temperature == 3.0
+    assert pm.calibrate(base, domain, data, seed=1).temperature != 3.0  # another cut, other images
+    assert pm.calibrate(base, domain, replace(data, name="other")).temperature != 3.0

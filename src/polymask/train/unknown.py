@@ -78,10 +78,23 @@ def calibrate(
     `data` has images of the domain's classes, as `learn` takes them: train and val. Train gives the class
     means, which softmax and energy do without, val the temperature and the threshold: `accepted` of its images stay
     known. Without a `rule` it is the best one that the images allow: cosine, or softmax where there is no train.
+    A domain whose head has learned from the val of these very images (`learned_from_val`) keeps its temperature, which
+    was found before that.
     """
     check_calibrates(base, domain)
-    train, val = _parts(domain, data, seed)
-    return calibrate_on(base, domain, train, val, rule=rule, accepted=accepted, rank=rank)
+    if isinstance(data, str | Path):
+        data = load_data(data, seed=seed)
+    before = domain.judgement if _learned_from_val(domain, data, seed) else None
+    train, val = _parts(domain, data)
+    temperature = None if before is None else before.temperature
+    return calibrate_on(base, domain, train, val, rule=rule, accepted=accepted, rank=rank, temperature=temperature)
+
+
+def _learned_from_val(domain: Domain, data: Any, seed: int) -> bool:
+    """Whether the head has learned from val of this source, as this seed splits it."""
+    if not isinstance(data, DomainData) or not domain.metrics.get("learned_from_val"):
+        return False
+    return (data.name, seed) == (domain.recipe.get("data"), domain.recipe.get("seed"))
 
 
 def calibrate_on(
@@ -93,11 +106,12 @@ def calibrate_on(
     rule: Rule | None = None,
     accepted: float = 0.95,
     rank: int = RANK,
+    temperature: float | None = None,
 ) -> Calibration:
-    """The same by batches of images as they are fed at test."""
+    """The same by batches of images as they are fed at test; a `temperature` that is given stays."""
     most = max(_IMAGES, _OF_CLASS * len(domain.classes or []))
     known = None if train is None else observe(base, domain, train, most)
-    return _calibrated(base, domain, known, observe(base, domain, val), rule, accepted, rank)
+    return _calibrated(base, domain, known, observe(base, domain, val), rule, accepted, rank, temperature)
 
 
 def calibrate_seen(base: Base, domain: Domain, train: Seen, val: Seen) -> Calibration:
@@ -114,10 +128,11 @@ def _calibrated(
     rule: Rule | None,
     accepted: float,
     rank: int,
+    temperature: float | None = None,
 ) -> Calibration:
     if rule is None:
         rule = WITHOUT_TRAIN if known is None else RULE
-    unknown = fit_unknown(rule, known, held_out, accepted=accepted, rank=rank)
+    unknown = fit_unknown(rule, known, held_out, accepted=accepted, rank=rank, temperature=temperature)
     report = _report(unknown, held_out)
     domain.unknown = unknown.to(base.device)
     return report
@@ -166,9 +181,7 @@ def _counted(batches: Batches, most: int | None) -> Iterator[tuple[Tensor, Tenso
             return
 
 
-def _parts(domain: Domain, data: Any, seed: int) -> tuple[Batches | None, Batches]:
-    if isinstance(data, str | Path):
-        data = load_data(data, seed=seed)
+def _parts(domain: Domain, data: Any) -> tuple[Batches | None, Batches]:
     if isinstance(data, DomainData):
         data = data.with_classes_of(domain.classes or [])
         held_out = loader_at(data.val, domain.input)
@@ -203,7 +216,13 @@ def _report(unknown: Unknown, val: Observed) -> Calibration:
 
 
 def fit_unknown(
-    rule: Rule, train: Observed | None, val: Observed, *, accepted: float = 0.95, rank: int = RANK
+    rule: Rule,
+    train: Observed | None,
+    val: Observed,
+    *,
+    accepted: float = 0.95,
+    rank: int = RANK,
+    temperature: float | None = None,
 ) -> Unknown:
     """The rule for a domain: its tensors from training images, its temperature and threshold from validation images.
 
@@ -217,7 +236,9 @@ def fit_unknown(
         raise DataError(
             f"{len(val.labels)} validation images are too few to set a threshold by; give {FEWEST} at least"
         )
-    judgement = Judgement(rule, fit_temperature(val.logits, val.labels), 0.0, accepted)
+    if temperature is None:
+        temperature = fit_temperature(val.logits, val.labels)
+    judgement = Judgement(rule, temperature, 0.0, accepted)
     enough = train if train is not None and len(train.labels) >= 2 else None
     if judgement.looks_at_features and enough is None:
         raise DataError(f"{rule} needs training images, two at least; give some, or take softmax or energy")
