@@ -205,6 +205,13 @@ def test_the_plan_records_the_threads_of_a_job_not_of_the_process_that_plans(
     assert recorded["workers"] == workers
 
 
+def test_methods_are_measured_as_they_learned_whatever_the_recipe_does_afterwards(domains, tmp_path):
+    verb = BenchmarkVerb(benchmark=str(domains), methods="classifier-only", recipe="standard", out=tmp_path)
+    recipe = verb.request().protocol.recipe
+    assert (recipe.test_side, recipe.refit_on_val) == (None, None)
+    assert recipe.refit == "auto"
+
+
 def test_jobs_run_with_the_threads_that_the_plan_records(domains, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("torch.set_num_threads", seen.append)

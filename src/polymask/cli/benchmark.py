@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from polymask.benchmarks.planning import Request
     from polymask.benchmarks.records import Outcome, Plan
 
-_OTHERWISE = ("test_side", "frozen_side")  # every method is measured as it learned
+_OTHERWISE = ("test_side", "frozen_side", "refit_on_val")  # every method is measured as it learned
 Changes: Any = recipe_overrides("Changes", without=("name", "selection", "train_on_val", *_OTHERWISE))
 
 
@@ -155,7 +155,7 @@ class BenchmarkVerb(BaseVerb):
         if not set(directions) <= {"down", "up"}:
             raise BenchmarkError(f"--orders {self.orders}: give down, up, or both")
         recipe = get_recipe(self.recipe or suite.recipe, **given_fields(self.changes))
-        recipe = replace(recipe, test_side=None, frozen_side=None)
+        recipe = replace(recipe, **dict.fromkeys(_OTHERWISE))
         return Request(
             suite=suite,
             base=BaseName(self.base, self.weights, self.device),
