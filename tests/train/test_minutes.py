@@ -60,6 +60,13 @@ def test_where_there_is_no_time_to_train_a_head_alone_sees_larger_images():
     assert plan_for(QUICK, PACE, SIDES, 2000, 300, 40).recipe.epochs >= 1
 
 
+def test_the_last_head_has_time_for_its_pass():
+    recipes = (QUICK, pm.get_recipe("quick", refit_on_val=True))
+    without, last = (plan_for(recipe, PACE, SIDES, 1000, 200, 100_000) for recipe in recipes)
+    assert without.recipe.epochs == last.recipe.epochs == MOST
+    assert last.seconds - without.seconds == pytest.approx(1200 * minutes.MEASURING * PACE.seconds(224))
+
+
 def test_the_first_half_has_smaller_images():
     chosen = plan(3600).recipe
     assert (chosen.first_side, chosen.side) == (160, 224)

@@ -1,5 +1,7 @@
 """The size of images at test, chosen on val."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,16 @@ def test_sides_are_tried_until_one_is_worse_and_the_best_on_val_is_kept(data, fa
     assert [one for one, _ in asked] == tried
     assert len(found) == len(asked)
     assert told == found
+
+
+@pytest.mark.parametrize(("until", "tried"), [(math.inf, [24, 32, 40, 48, 40]), (0.0, [24, 24])])
+def test_no_larger_side_is_begun_when_the_time_is_over(data, favourite, until, tried):
+    base = made_base()
+    asked = favourite(40, 1.0)
+    recipe = pm.get_recipe(RECIPE, test_side="auto")
+    domain = pm.new_domain(base, "bn-only", data.classes)
+    choose_test_input(base, domain, data, recipe, until=until)
+    assert [one for one, _ in asked] == tried
 
 
 @pytest.mark.parametrize(("ahead", "behind", "clear"), [(3, 2, False), (9, 4, True), (1, 0, False), (2, 0, True)])

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,7 +168,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
             sources = open_sources(self.from_, self.out, base, data, without=self.name)
             self.say(f"drawing on the masks of {', '.join(sources)}")
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
+        until = None  # an interrupted run has been interrupted for nobody knows how long
         if self.minutes is not None:
+            until = None if self.goes_on else time.perf_counter() + 60 * self.minutes
             recipe = self.planned(base, data, method, recipe)
             method = self.chosen_method(recipe)  # for the rate that was found
         how = f"{recipe.epochs} epochs" if recipe.epochs else "a head alone"
@@ -183,7 +186,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
         if self.minutes is not None:
             write_atomically(self.plan_file, json.dumps(recipe.to_json(), indent=1).encode())
-        learned = learn(base, data, method, recipe, ranks=self.ranks, sources=sources, **options)
+        learned = learn(base, data, method, recipe, ranks=self.ranks, sources=sources, until=until, **options)
         if self.leads:
             learned.domain.save(self.out_file())
             if self.keep_exemplars:

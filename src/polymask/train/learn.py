@@ -139,6 +139,7 @@ def learn(
     listener: Listener | None = None,
     ranks: "Ranks | None" = None,
     sources: Mapping[str, Domain] | None = None,
+    until: float | None = None,
     **options: Any,
 ) -> Learned:
     """Teach `base` a domain and measure it on test.
@@ -146,7 +147,8 @@ def learn(
     `data` is what `load_data` takes or gives, or what gives (image, label): a DataLoader, a Dataset, a Hugging Face
     dataset, or a dict or tuple of these for train, val and test; `classes` names the classes where such data does not.
     With `minutes` sizes and epochs are chosen so that all of it takes about so long on this machine (see
-    `polymask.train.minutes`). `progress` shows how it goes on standard error; None does where people watch and no
+    `polymask.train.minutes`); no larger size at test is tried when they are over, or after `until`, a time of
+    `time.perf_counter`. `progress` shows how it goes on standard error; None does where people watch and no
     `listener` is given: in a terminal or a notebook. `options` are the method's. `loaders` saves decoding again what
     several methods share. With `ranks` (see `polymask.train.ranks`) several processes share the work. `sources` are
     domains, by name, whose masks `affine-cross` and `affine-mix` draw on.
@@ -165,6 +167,7 @@ def learn(
     if watched:
         listener = _shown(data.name, target, listener, asked=bool(progress))
     if minutes is not None:
+        until = time.perf_counter() + 60 * minutes
         recipe = _planned(base, data, method, recipe, minutes, loaders)
         method = method.at_rate(recipe.rate)
     sets: Any = loaders or data
@@ -178,7 +181,7 @@ def learn(
         domain = new_domain(base, method, data.classes, target=target)
         method.draw_on(domain, list((sources or {}).values()))
         how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
-        found.append(_trained(base, domain.to(base.device), data, sets, recipe, seed=seed, **how))
+        found.append(_trained(base, domain.to(base.device), data, sets, recipe, until=until, seed=seed, **how))
     if recipe.frozen_side is not None:
         found.append(_head_alone(base, data, recipe, None if recipe.epochs else listener))
     domain, history, sides, best, seen = _better(found, target)
@@ -250,6 +253,7 @@ def _trained(
     *,
     listener: Listener | None,
     ranks: "Ranks | None",
+    until: float | None,
     **how: Any,
 ) -> _Found:
     """Fit a new domain, and choose its size at test where the recipe asks for it."""
@@ -258,7 +262,7 @@ def _trained(
         domain.input = recipe.input(base.input, squash=data.squash)
     history = fit(base, domain, sets.train, sets.val, recipe, listener=listener, ranks=ranks, **how)
     tell = (listener or Listener()).fed
-    fed = choose_test_input(base, domain, data, recipe, tell) if decoded else Fed(domain.input, {})
+    fed = choose_test_input(base, domain, data, recipe, tell, until) if decoded else Fed(domain.input, {})
     domain.input = fed.input
     best: float | None
     if fed.found:

@@ -288,6 +288,8 @@ def _at_side(
     once = (images + val) * MEASURING * pace.seconds(frozen)
     once += (images + val) * MEASURING * pace.seconds(side)  # the head is fitted again, here and at larger sizes
     once += (images + val) * MEASURING * sum(pace.seconds(round(factor * side)) for factor in TRIED[:CLIMBED])
+    if recipe.refit_on_val:
+        once += (images + val) * MEASURING * pace.seconds(side)
     epoch = images * (pace.seconds(first or side) + pace.seconds(side)) / 2 + val * MEASURING * pace.seconds(side)
     epochs = max(1, min(MOST, int((seconds - once) / epoch)))
     first = first if epochs > 1 else None

@@ -6,6 +6,7 @@ fitted again for each size that is tried, to training images of that size (see `
 on the images: it is measured on val, from the smallest on as long as larger is better, and kept in the domain's input.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -52,11 +53,13 @@ def choose_test_input(
     data: DomainData,
     recipe: Recipe,
     tell: Callable[[str, float], None] = lambda way, value: None,
+    until: float | None = None,
 ) -> Fed:
     """How the domain's images are best fed; its head is fitted for that, where the recipe fits heads again.
 
     Larger sides come one after the other, with the crop of training, until one is worse; then the whole short side at
     the best of them. What comes later costs more at every prediction, and must be `clearly_better`. `tell` hears all.
+    No side is begun that is not expected to be done `until` then, a time of `time.perf_counter`.
     """
     spec = domain.input
     if recipe.test_side is None or (recipe.test_side == "auto" and recipe.train_on_val):
@@ -67,10 +70,14 @@ def choose_test_input(
             raise TrainingError(f"{base.name} does not take images of {chosen.size}; leave test_side={chosen.side} out")
         fits = recipe.refit is not None and not recipe.train_on_val
         return Fed(chosen, {}, _fitted_at(base, domain, data, chosen, recipe.refit)[1] if fits else None)
-    best, seen = spec, None
+    best, seen, began = spec, None, time.perf_counter()
     found = {spec: measured_at(base, domain, data.val, spec)}
+    by_area = (time.perf_counter() - began) / (len(data.val) * spec.side**2)
     tell(way_of(spec), found[spec].value)
     for candidate in _larger(spec):
+        takes_long = by_area * candidate.side**2 * (len(data.train) + len(data.val))
+        if until is not None and time.perf_counter() + takes_long > until:
+            break
         if not takes(base, domain, candidate):
             break
         before = copy_of_head(domain)
