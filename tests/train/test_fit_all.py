@@ -87,6 +87,8 @@ def test_what_was_learned_otherwise_is_not_taken_for_done(tmp_path):
     fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path)
     with pytest.raises(TrainingError, match="another method, recipe, seed"):
         fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path, resume=True, seed=1)
+    with pytest.raises(TrainingError, match="with other options"):
+        fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path, resume=True, per="channel")
 
 
 CUTS = [

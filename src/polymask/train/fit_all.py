@@ -250,7 +250,8 @@ class _Teacher:
             recipe = replace(recipe, head_start=None)
         self.histories[name] = self._fit(domain, lesson, recipe, name)
         domain.recipe = self._recipe_note()
-        domain.metrics = {"history": [asdict(record) for record in self.histories[name]]}
+        history = [asdict(record) for record in self.histories[name]]
+        domain.metrics = {"history": history, "options": plain(method.options())}
         if pack is not None:
             domain.save(pack)
         return domain
@@ -272,10 +273,11 @@ class _Teacher:
         domain = load_domain(pack, self.base)
         found = (domain.method.name, plain(domain.recipe), domain.classes, domain.target.kind)
         wanted = (method.name, plain(self._recipe_note()), list(lesson.classes), get_target(lesson.target).kind)
-        if found != wanted:
+        options = plain(method.options())  # a method that learns in stages ends with others than it began with
+        if found != wanted or domain.metrics.get("options", options) != options:
             raise TrainingError(
-                f"{pack} was learned by another method, recipe, seed or classes; resume with the "
-                "same ones, or take another folder"
+                f"{pack} was learned by another method, recipe, seed or classes, or with other options; resume with "
+                "the same ones, or take another folder"
             )
         self.histories[name] = [EpochRecord(**record) for record in domain.metrics["history"]]
         return domain
