@@ -399,13 +399,15 @@ def table(runs: list[Result]) -> str:
 
 
 def draw(runs: list[Result], file: Path) -> None:
-    """Accuracy against minutes: the mean over domains, and every domain."""
+    """Accuracy against minutes: the mean over domains that all ways have with all minutes, and every domain."""
     from matplotlib import pyplot as plt
 
     domains = [domain for domain in DOMAINS if any(run["domain"] == domain for run in runs)]
+    found = {(run["minutes"], run["way"], run["domain"]) for run in runs}
+    everywhere = [d for d in domains if all((m, way, d) in found for m, way in {(m, way) for m, way, _ in found})]
     figure, axes = plt.subplots(1, len(domains) + 1, figsize=(2.6 * (len(domains) + 1), 3.1), layout="constrained")
     for place, title in enumerate(["mean", *domains]):
-        mine = [run for run in runs if title in ("mean", run["domain"])]
+        mine = [run for run in runs if run["domain"] in (everywhere if title == "mean" else [title])]
         for way in (way for way in WAYS if any(run["way"] == way for run in mine)):
             by_minutes: dict[float, list[float]] = {}
             for run in mine:
@@ -413,7 +415,8 @@ def draw(runs: list[Result], file: Path) -> None:
                     by_minutes.setdefault(run["minutes"], []).append(run["test"])
             points = sorted((m, mean(values)) for m, values in by_minutes.items())
             axes[place].plot(*zip(*points, strict=True), marker="o", ms=4, color=COLOURS[way], label=way)
-        axes[place].set(xscale="log", title=title, xlabel="minutes")
+        name = title if title in domains else "mean" if everywhere == domains else f"mean of {', '.join(everywhere)}"
+        axes[place].set(xscale="log", title=name, xlabel="minutes")
         axes[place].set_xticks(
             sorted({run["minutes"] for run in mine}), [f"{m:g}" for m in sorted({r["minutes"] for r in mine})]
         )
