@@ -155,7 +155,8 @@ class BenchmarkVerb(BaseVerb):
         if not set(directions) <= {"down", "up"}:
             raise BenchmarkError(f"--orders {self.orders}: give down, up, or both")
         recipe = get_recipe(self.recipe or suite.recipe, **given_fields(self.changes))
-        recipe = replace(recipe, **dict.fromkeys(_OTHERWISE))
+        nothing: dict[str, Any] = dict.fromkeys(_OTHERWISE)
+        recipe = replace(recipe, **nothing)
         return Request(
             suite=suite,
             base=BaseName(self.base, self.weights, self.device),

@@ -122,8 +122,8 @@ def _learn(
     results: list[MethodResult] = []
     for method in (*RIVALS, METHOD):
         began = time.perf_counter()
-        changes: dict[str, Any] = {HEAD_ALONE: {"epochs": 1}, "finetune": {"rate": recipe.weight_rate}}.get(method, {})
-        how = recipe.changed(changes)
+        changes: dict[str, dict[str, Any]] = {HEAD_ALONE: {"epochs": 1}, "finetune": {"rate": recipe.weight_rate}}
+        how = recipe.changed(changes.get(method, {}))
         learned = learn(base, data, method, how, loaders=loaders, seed=seed, listener=listener_of(method))
         measured = _measured(base, method, learned, out, data.name, time.perf_counter() - began)
         results.append(measured)

@@ -267,8 +267,9 @@ def with_best_rate(
 
 def at_rate(recipe: Recipe, factor: float) -> Recipe:
     """The recipe with all rates but the head's times a factor."""
-    rates = {name: value * factor for name in RATES if name != "head_rate" and (value := getattr(recipe, name))}
-    return replace(recipe, **{name: float(f"{value:.3g}") for name, value in rates.items()})
+    rates: dict[str, Any] = {n: getattr(recipe, n) for n in RATES if n != "head_rate" and getattr(recipe, n)}
+    rates = {name: float(f"{value * factor:.3g}") for name, value in rates.items()}
+    return replace(recipe, **rates)
 
 
 def _head_alone(recipe: Recipe, pace: Pace, sides: Sequence[int], images: int, seconds: float) -> Plan:
