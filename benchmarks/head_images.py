@@ -24,6 +24,7 @@ import polymask as pm
 from polymask.core.domain import Domain
 from polymask.data.cache import cache_splits, shrink_of
 from polymask.data.images import DomainData
+from polymask.data.load import load_data
 from polymask.data.loader import Loader, loader_at
 from polymask.data.preprocess import train_transform
 from polymask.data.split import SubsetSplit
@@ -61,17 +62,11 @@ def measure(options: argparse.Namespace) -> None:
         key = f"{domain} {method} {options.side}"
         if key in read(options.out):
             continue
-        data = load_data(DOMAINS[domain].format(data=options.data), options.limit)
+        data = load_data(DOMAINS[domain].format(data=options.data), seed=0, limit=options.limit)
         row = {"domain": domain, "method": method, "side": options.side, "limit": options.limit}
         row |= one_run(base, data, method, options.side)
         write(options.out, {key: row})
         print(row, flush=True)
-
-
-def load_data(source: str, limit: int) -> DomainData:
-    from polymask.data.load import load_data as load
-
-    return load(source, seed=0, limit=limit)
 
 
 def one_run(base: pm.Base, data: DomainData, method: str, side: int) -> Row:
