@@ -23,9 +23,9 @@ The loops get what polymask gives itself: images decoded once, the same random c
 of numbers that are fastest, sizes by the same rules from their own timed steps, images that grow, and the size at test
 chosen on val; and unlike it they use all of the time. They do not get what a plain loop has not: a head that begins
 centred and is fitted again, and the regression as a rival on val. Their rate, and whether batch norms keep the base's
-statistics, is the best on val of what `--search` tries, on Flowers with two minutes; a loop that is no better on val than
-naming its most frequent class begins again at a third of it, with all of the time (`at_chance`). polymask has its default's. Needs timm, peft and
-scikit-learn. Nothing else may run meanwhile.
+statistics, is the best on val of what `--search` tries, on Flowers with two minutes; a loop that is no better on val
+than naming its most frequent class begins again at a third of it, with all of the time (`at_chance`). polymask has its
+default's. Needs timm, peft and scikit-learn. Nothing else may run meanwhile.
 """
 
 import argparse
