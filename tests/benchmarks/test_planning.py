@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +158,19 @@ def test_a_folder_of_runs_takes_more_methods_and_seeds_but_no_other_protocol(dom
     other = Protocol(get_recipe(QUICK, epochs=2))
     with pytest.raises(pm.BenchmarkError, match="runs with another recipe"):
         make_plan(request(domains, out, protocol=other))
+
+
+def test_a_folder_of_runs_goes_on_with_the_same_images_elsewhere_and_with_no_others(domains, tmp_path):
+    out, moved = tmp_path / "runs", tmp_path / "moved"
+    make_plan(request(domains, out))
+    shutil.copytree(domains, moved)
+    assert make_plan(request(moved, out)).seeds == (0,)
+    next((moved / "pears" / "train").rglob("*.png")).unlink()
+    with pytest.raises(pm.BenchmarkError, match=r"holds runs with other images of pears \(train: 16; now 15\)"):
+        make_plan(request(moved, out))
+    shutil.rmtree(moved / "pears")
+    with pytest.raises(pm.BenchmarkError, match=r"runs with the domains apples, pears \(now apples\)"):
+        make_plan(request(moved, out))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Networks whose output is not one tensor: objects, and several feature maps."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,6 +87,34 @@ def test_pooled_features_take_a_head_and_merge_into_a_network_that_gives_logits(
         logits = domain(base, images)
         assert logits.shape == (4, 3)
         assert torch.equal(domain.merged(base)(images), logits)
+
+
+class Outputs(NamedTuple):
+    logits: Tensor
+    aux_logits: Tensor | None
+
+
+class WithHelp(nn.Module):
+    """Logits alone after training, and those of a second classifier beside them while it learns, as Inception does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.fc, self.aux = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor | Outputs:
+        pooled = self.stem(images).mean((2, 3))
+        return Outputs(self.fc(pooled), self.aux(pooled)) if self.training else self.fc(pooled)
+
+
+def test_what_a_network_gives_beside_its_logits_in_training_is_left():
+    base = pm.load_base(WithHelp(), input=SPEC)
+    domain = pm.new_domain(base, "affine-full", ["a", "b", "c"]).train()
+    assert base.classifier == "fc"
+    logits = domain(base, batch(4)[0])
+    assert logits.shape == (4, 3)
+    logits.sum().backward()
+    assert domain.eval()(base, batch(4)[0]).shape == (4, 3)
 
 
 @pytest.mark.parametrize("output", [None, {}, [], "logits", [torch.zeros(1), None]])

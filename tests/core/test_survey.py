@@ -107,6 +107,52 @@ def test_tied_weights_are_one_site_and_move_together():
         assert not torch.equal(domain.features(base, images), base.net(images))
 
 
+class Standardised(nn.Conv2d):
+    """A convolution that standardises its kernels, as BiT has them: what it computes is not linear in its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernels = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, kernels / kernels.std((1, 2, 3), keepdim=True), self.bias)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Conv2d(3, 3, 1)
+        self.read = nn.Conv2d(3, 3, 1)  # by the network, and never called
+        self.twice = nn.Conv2d(3, 3, 1)  # called, and read by the network too
+        self.standardised = Standardised(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.plain(self.plain(F.conv2d(x, self.read.weight, self.read.bias)))
+        x = self.twice(self.standardised(F.conv2d(x, self.twice.weight)))
+        return x.mean((2, 3))
+
+
+def test_it_is_known_whether_a_layer_gives_what_its_weight_makes_of_an_input():
+    base = base_of(Layers(), 3, 4, 4)
+    assert {n: site.own_output for n, site in base.sites.items()} == {
+        "read.weight": False,
+        "plain.weight": True,
+        "standardised.weight": False,
+        "twice.weight": False,
+    }
+
+
+class TiedNorms(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+        self[3].bias = self[1].bias
+
+
+def test_norms_that_share_a_tensor_are_refused_by_name():
+    net = TiedNorms()
+    with pytest.raises(pm.BaseError, match=r"the norms 1 and 3 share their bias, .*untie them"):
+        base_of(net, 3, 4, 4)
+    net[3].bias = nn.Parameter(net[3].bias.detach().clone())
+    learn_one_step(base_of(nn.Sequential(*net, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 3, 4, 4))
+
+
 class Concatenated(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -133,6 +133,12 @@ def test_what_no_adapter_can_follow_is_left_alone(name, kind):
     assert SeriesAdapter(sites="all").transform(site) is None
 
 
+def test_no_adapter_goes_where_the_layers_output_is_not_what_the_weight_makes():
+    site = Site("conv.weight", (4, 4, 3, 3), "conv2d", 1, "conv.bias", False, None, False, torch.float32)
+    assert SeriesAdapter().transform(site) is not None
+    assert SeriesAdapter().transform(dataclasses.replace(site, own_output=False)) is None
+
+
 def test_blocks_keep_the_groups_of_a_convolution_apart():
     base = tiny_base()
     shapes = {

@@ -26,7 +26,7 @@ from polymask.train.state import plain
 
 DOWN, UP = "down", "up"
 SEARCH = "search"  # the folder of a search's jobs, among those of methods
-_MAY_GROW = ("methods", "seeds", "command", "environment", "own_accuracy", "tuning", "protocols")
+_MAY_GROW = ("methods", "seeds", "command", "environment", "own_accuracy", "tuning", "protocols", "domains")
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,8 @@ def _check_same(out: Path, plan: Plan) -> None:
     before = _earlier(out)
     if before is None:
         return
+    if differing := _differing(before.domains, plan.domains):
+        raise BenchmarkError(f"{out} holds runs with {differing}; ask for the same, or give another --out")
     for field in fields(Plan):
         then, now = getattr(before, field.name), getattr(plan, field.name)
         if field.name == "recipe":  # a plan of an earlier version lacks what was not there yet
@@ -227,6 +229,20 @@ def _check_same(out: Path, plan: Plan) -> None:
                 f"{out} holds runs with another {field.name} ({then}; now {now}); ask for the "
                 "same, or give another --out"
             )
+
+
+def _differing(before: Mapping[str, DomainFacts], now: Mapping[str, DomainFacts]) -> str:
+    """The first fact of a domain in which two plans differ; in which folder its own lies is none."""
+    if list(before) != list(now):
+        return f"the domains {', '.join(before)} (now {', '.join(now)})"
+    for name, then in before.items():
+        for field in fields(DomainFacts):
+            old, new = (getattr(facts, field.name) for facts in (then, now[name]))
+            if field.name == "source":
+                old, new = Path(old).name, Path(new).name
+            if old != new:
+                return f"other images of {name} ({field.name}: {old}; now {new})"
+    return ""
 
 
 def _jobs(request: Request, text: str, trained_as: str, seed: int, out: Path, names: Sequence[str]) -> list[Job]:

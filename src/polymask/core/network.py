@@ -212,9 +212,12 @@ _ONE_TENSOR = ("logits", "pooler_output")  # of a transformers ModelOutput
 def features_of(output: Any) -> Any:
     """What a network's output is to a domain.
 
-    A tensor is itself; of a transformers ModelOutput it is the logits, or the pooled features. A dict, list or tuple of
-    tensors is taken for feature maps, which take no linear head.
+    A tensor is itself; of a transformers ModelOutput it is the logits, or the pooled features, and of a tuple with
+    names, as Inception gives in training, the logits. A dict, list or tuple of tensors is taken for feature maps, which
+    take no linear head.
     """
+    if isinstance(output, tuple) and isinstance(logits := getattr(output, "logits", None), Tensor):
+        return logits
     if isinstance(output, Mapping):
         output = next((output[key] for key in _ONE_TENSOR if key in output), output)
     if isinstance(output, Tensor):

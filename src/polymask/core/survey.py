@@ -6,7 +6,9 @@ carries the site's name until something other than reshaping, pooling or rectify
 reads it is the norm that follows the site, and the linear site whose name reaches the output is the classifier.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,7 @@ class Site:
     norm: str | None  # the norm module that reads this site's output
     batch_norm: bool  # that norm is a batch norm: the output's scale does not matter
     dtype: torch.dtype
+    own_output: bool = True  # its layer gives what the weight makes of an input, and no other layer reads the weight
 
     @property
     def numel(self) -> int:
@@ -149,6 +152,8 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.names, self.norm_of = names, norm_of
         self.used: dict[str, str | None] = {}  # parameter name -> kind of linear map, if it is one
+        self.maps: Counter[str] = Counter()  # parameter name -> linear maps that it entered as it is
+        self.calls: Counter[str] = Counter()  # module name -> how often it ran
         self.followed_by: dict[str, str] = {}
         self.origins: dict[int, _Origin] = {}
         self.alive: list[Tensor] = []  # an id says nothing once its tensor is gone
@@ -194,7 +199,18 @@ class _Recorder(TorchFunctionMode):
             return None
         weight = self.names[id(tensors[1])]
         self.used[weight] = kind
+        self.maps[weight] += 1
         return weight
+
+    @contextmanager
+    def counting(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Count how often each module runs."""
+        watched = [m.register_forward_hook(lambda *_, name=n: self.calls.update([name])) for n, m in modules.items()]
+        try:
+            yield
+        finally:
+            for handle in watched:
+                handle.remove()
 
 
 def survey(net: nn.Module, blank: Tensor) -> Survey:
@@ -204,9 +220,16 @@ def survey(net: nn.Module, blank: Tensor) -> Survey:
         if "/" in name:
             raise BaseError(f"the module {name!r} has a slash in its name; rename it")
     norms = {name: norm for name, module in modules.items() if name and (norm := _norm(name, module)) is not None}
-    norm_of = {id(tensor): name for name in norms for _, tensor in named_tensors(modules[name])}
+    norm_of: dict[int, str] = {}
+    for name in norms:
+        for leaf, tensor in named_tensors(modules[name]):
+            if (other := norm_of.setdefault(id(tensor), name)) != name:
+                raise BaseError(
+                    f"the norms {other} and {name} share their {leaf}, and a domain gives each its own; untie them "
+                    f"first: {name}.{leaf} = nn.Parameter({name}.{leaf}.detach().clone())"
+                )
     recorder = _Recorder({id(p): name for name, p in net.named_parameters()}, norm_of)
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), recorder, recorder.counting(modules):
         try:
             output = features_of(net(blank))
         except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
@@ -266,7 +289,8 @@ def _site(net: nn.Module, name: str, recorder: _Recorder) -> Site | None:
     # Three separate attention projections share one bias, which then is nobody's own.
     tensor = dict(net.named_parameters()).get(bias)
     has_bias = tensor is not None and not leaf.startswith(("q_", "k_", "v_"))
-    return Site(name, shape, kind, groups, bias, has_bias, norm, batch_norm, weight.dtype)
+    own_output = recorder.maps[name] == recorder.calls[path] > 0
+    return Site(name, shape, kind, groups, bias, has_bias, norm, batch_norm, weight.dtype, own_output)
 
 
 def _classifier(net: nn.Module, recorder: _Recorder, output: Any) -> str | None:

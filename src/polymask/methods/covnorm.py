@@ -126,11 +126,6 @@ def adapter_moments(
     with base.hooked(hooks):
         for batch, _ in images():
             base.run(weights, batch)
-    if idle := [name for name, its in moments.items() if not its.count]:
-        raise MethodError(
-            f"{base.name} never calls the layer of {idle[0]} ({len(idle)} such), it reads its weight alone, so no "
-            "adapter can follow it; load_base(exclude=[…]) leaves it out"
-        )
     return moments
 
 

@@ -81,7 +81,7 @@ class SeriesAdapter(Method):
 
     def adapts(self, site: Site) -> bool:
         """Whether an adapter goes after this site."""
-        if site.name.rpartition(".")[2] != "weight":
+        if site.name.rpartition(".")[2] != "weight" or not site.own_output:
             return False
         if site.kind == "linear":
             return self.sites == "all"
