@@ -161,7 +161,7 @@ def test_a_folder_of_runs_takes_more_methods_and_seeds_but_no_other_protocol(dom
 
 
 def test_a_folder_of_runs_goes_on_with_the_same_images_elsewhere_and_with_no_others(domains, tmp_path):
-    out, moved = tmp_path / "runs", tmp_path / "moved"
+    out, moved = tmp_path / "runs", tmp_path / "elsewhere" / domains.name
     make_plan(request(domains, out))
     shutil.copytree(domains, moved)
     assert make_plan(request(moved, out)).seeds == (0,)
