@@ -14,9 +14,11 @@ weight of the base, the head aside.
 
 import argparse
 import json
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -25,11 +27,12 @@ from typing import Any, Literal, cast
 import torch
 
 import polymask as pm
-from polymask.core.method import Images, Stage
+from polymask.core.method import Images, Objective, Stage
 from polymask.core.parts import Transform
 from polymask.core.survey import Site
 from polymask.data.images import limited
 from polymask.data.load import load_data
+from polymask.methods.affine.formula import affine
 from polymask.methods.affine.method import GAIN, Affine, AffineTransform
 from polymask.methods.baselines import FreeWeights
 from polymask.train.recipe import read_method
@@ -52,9 +55,7 @@ TRIALS = {
     "affine-centred:rate=3e-3:head_rate=5e-4": "around its middle, with a head that learns faster",
     "weight-signs:rate=3e-3": "around its middle, and bits begin as signs of W, ten steps from the threshold",
     "weight-signs:rate=3e-3:steps=3.0": "signs of W, three steps from the threshold",
-    "weight-signs:rate=3e-3:steps=30.0": "signs of W, thirty steps from the threshold",
     "weight-signs:rate=3e-3:weighed=true": "signs of W, ten steps for a weight of mean size, more for a larger one",
-    "weight-signs:rate=1e-2": "signs of W, ten steps",
     "slow-scale:rate=1e-3": "around its middle, and the scale α0 learns at a tenth",
     "slow-scale:rate=3e-3": "around its middle, and the scale α0 learns at a tenth",
     "affine-centred:rate=3e-3:per=channel": "scalars of each channel",
@@ -64,6 +65,10 @@ TRIALS = {
     "affine-full:rate=1e-3:scalar_rate=1e-4": "the paper's, scalars at a tenth of the rate",
     "tuned-signs:rate=3e-4": "half of the epochs fine-tune; their signs start the mask, at a third of the rate",
     "tuned-signs:rate=3e-4:later=1.0:tuning=0.667": "the same with two thirds, and the mask at the whole rate",
+    "tuned-signs:rate=3e-4:later=1.0:teaching=1.0": "half fine-tunes, which then teaches the mask, at the whole rate",
+    "fading:rate=3e-4": "fine-tuning that fades into its signs and one size a layer",
+    "fading:rate=1e-3": "fine-tuning that fades into its signs and one size a layer",
+    "averaged:rate=3e-3": "around its middle, bits of scores that are averaged over steps",
 }
 
 
@@ -128,7 +133,8 @@ class TunedSigns(Affine):
     """Fine-tune, then affine masks that start from the signs of the change: k1 = -α, k2 = 2α, α = mean |Δ|.
 
     `tuning` is the share of the epochs for the weights, `later` what the rates are multiplied by afterwards, `steps`
-    how many steps a score of mean |Δ| is from the threshold.
+    how many steps a score of mean |Δ| is from the threshold. `teaching` weighs what features of the mask's network
+    have to be like: those of the weights' network, as a mean square relative to theirs.
     """
 
     stage: Literal["weights", "mask"] = "mask"
@@ -136,6 +142,7 @@ class TunedSigns(Affine):
     later: float = 1 / 3
     steps: float = 40.0
     step: float = 1e-4
+    teaching: float = 0.0
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -143,6 +150,9 @@ class TunedSigns(Affine):
 
     def at_rate(self, rate: float) -> "TunedSigns":
         return replace(self, step=rate * self.later)
+
+    def together(self, base: pm.Base, domain: pm.Domain, out: Any = None) -> Any:
+        return {} if self.stage == "weights" else super().together(base, domain, out)
 
     def first_stage(self) -> "TunedSigns":
         return replace(self, stage="weights")
@@ -154,6 +164,7 @@ class TunedSigns(Affine):
         if self.stage == "mask":
             return None
         following = domain.rebuilt(base, replace(self, stage="mask"))
+        following.__dict__["teacher"] = domain  # no part of it
         tuned = dict(domain.named_transforms())
         for name, transform in following.named_transforms():
             change = cast(FreeWeights, tuned[name]).delta.detach()
@@ -165,7 +176,121 @@ class TunedSigns(Affine):
                 k2.fill_(2 * size)
         return following
 
+    def objective(self, base: pm.Base, domain: pm.Domain, images: Images) -> Objective | None:
+        teacher = domain.__dict__.get("teacher")
+        return Teaching(self.teaching, base, teacher) if self.teaching and teacher is not None else None
 
+
+class Teaching(Objective):
+    """How far features are from a teacher's, relative to the size of these."""
+
+    def __init__(self, weight: float, base: pm.Base, teacher: pm.Domain) -> None:
+        super().__init__()
+        self.weight = weight
+        self.taught = [base, teacher.eval()]  # a list keeps them out of what learns
+
+    def forward(self, images: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        base, teacher = self.taught
+        with torch.no_grad():
+            wanted = teacher.features(base, images)
+        return self.weight * (features - wanted).square().mean() / wanted.square().mean()
+
+
+class Steps(Objective):
+    """Adds nothing to the loss; tells transforms after each step which share of all steps is done."""
+
+    def __init__(self, total: int, told: list[Callable[[float], None]]) -> None:
+        super().__init__()
+        self.total, self.told, self.done = total, told, 0
+
+    def forward(self, images: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        self.done += 1
+        for tell in self.told:
+            tell(self.done / self.total)
+        return features.new_zeros(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepwise(Affine):
+    """A mask whose transforms follow how far training is; `total` is the number of its steps, by hand."""
+
+    total: int = 0
+
+    def objective(self, base: pm.Base, domain: pm.Domain, images: Images) -> Objective:
+        return Steps(self.total, [cast(Any, transform).follow for _, transform in domain.named_transforms()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fading(Stepwise):
+    """W + D + λ (a sign D - D), a = mean |D|: fine-tuning for λ = 0, one bit a weight for λ = 1.
+
+    The gradient goes straight to D. λ rises from 0 to 1 between a fifth and seven tenths of the steps.
+    """
+
+    def transform(self, site: Site) -> "FadingTransform":
+        return FadingTransform(self, site)
+
+
+class FadingTransform(AffineTransform):
+    """One site's; its scores are D."""
+
+    def __init__(self, method: Fading, site: Site) -> None:
+        super().__init__(method, site)
+        self.faded = 0.0
+        with torch.no_grad():
+            cast(torch.Tensor, self.scores).zero_()
+
+    def follow(self, progress: float) -> None:
+        self.faded = min(max((progress - 0.2) / 0.5, 0.0), 1.0)
+
+    def weight(self, base_weight: torch.Tensor) -> torch.Tensor:
+        if self.scores is None:
+            return super().weight(base_weight)
+        signs = torch.where(self.scores >= 0, 1.0, -1.0) * self.scores.abs().mean()
+        return base_weight + self.scores + self.faded * (signs - self.scores).detach()
+
+    def coefficients(self) -> list[torch.Tensor | float]:
+        if self.scores is None:
+            return super().coefficients()
+        size = self.scores.detach().abs().mean()
+        return [1.0, -size, 2 * size, 0.0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Stepwise):
+    """Around its middle; after training the mask is that of scores averaged over the last tenth of all steps or so."""
+
+    k0: Literal["learned"] = "learned"
+    form: Literal["centred"] = "centred"
+    scores: tuple[float, float] = (-1e-4, 1e-4)
+
+    def transform(self, site: Site) -> "AveragedTransform":
+        return AveragedTransform(self, site)
+
+
+class AveragedTransform(AffineTransform):
+    """One site's; outside of training its scores are their average."""
+
+    def __init__(self, method: Averaged, site: Site) -> None:
+        super().__init__(method, site)
+        self.share = min(1.0, 10 / max(1, method.total))
+        self.average: torch.Tensor | None = None
+
+    def follow(self, progress: float) -> None:
+        now = cast(torch.Tensor, self.scores).detach()
+        self.average = now.clone() if self.average is None else self.average.lerp_(now, self.share)
+
+    def weight_by(self, base_weight: torch.Tensor, ks: Any) -> torch.Tensor:
+        if self.training or self.average is None or self.scores is None:
+            return super().weight_by(base_weight, ks)
+        return affine(base_weight, self.mask_of(self.average).to(self.average.dtype), *ks)
+
+    def mask(self) -> torch.Tensor:
+        return super().mask() if self.average is None or self.scores is None else self.mask_of(self.average)
+
+
+pm.register("averaged", Averaged())
+pm.register("fading", Fading())
 pm.register("tuned-signs", TunedSigns())
 pm.register("weight-signs", WeightSigns())
 pm.register("slow-scale", SlowScale())
@@ -219,7 +344,13 @@ def tried(folder: Path, weights: Path, trial: str, domain: str, seed: int) -> di
         data = data.first_classes(100)
     data = replace(data, test=None, train=limited(data.train, limit, seed, domain))
     text = read_method(trial)
-    learned = pm.learn(base, data, text.method(recipe), text.recipe(recipe), seed=seed, progress=False)
+    method = text.method(recipe)
+    recipe = text.recipe(recipe)
+    if isinstance(method, Stepwise):
+        method = replace(method, total=recipe.epochs * ceil(len(data.train) / recipe.batch_size))
+    if isinstance(method, Fading):  # before its last epochs it is none of a mask
+        recipe = replace(recipe, selection="last")
+    learned = pm.learn(base, data, method, recipe, seed=seed, progress=False)
     metrics = learned.domain.metrics
     curve = [round(cast(float, record.val_accuracy), 2) for record in learned.history]
     found = {"val": curve, "refit": round(metrics["val_accuracy"], 2), "bits": round(metrics["bits_per_weight"], 3)}
