@@ -13,13 +13,12 @@ that its searches chose, is treated the same.
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
-from kept import add_part, part_of, read, write
+from kept import domain_options, part_of, read, write
 
 import polymask as pm
 from polymask.data.images import DomainData
@@ -50,15 +49,8 @@ RECIPE = pm.get_recipe("quick", precision=32)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="the folder with sketch-mini and decathlon-mini")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=list(DOMAINS))
+    parser = domain_options(__doc__, DOMAINS, list(METHODS), 2048)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--limit", type=int, default=2048, help="training images a domain")
-    add_part(parser)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--table", action="store_true", help="print what was measured before")
     options = parser.parse_args()
     if not options.table:
         measure(options)

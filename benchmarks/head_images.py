@@ -12,12 +12,11 @@ measured beside it by heads that had all of val; they decide nothing.
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from kept import add_part, mean, part_of, read, write
+from kept import domain_options, mean, part_of, read, write
 from test_sizes import DOMAINS, TESTED
 
 import polymask as pm
@@ -38,15 +37,8 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="the folder with sketch-mini and decathlon-mini")
-    parser.add_argument("--methods", nargs="+", default=["classifier-only", "affine-centred"])
-    parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=list(DOMAINS))
+    parser = domain_options(__doc__, DOMAINS, ["classifier-only", "affine-centred"], 1024)
     parser.add_argument("--side", type=int, default=64, help="of training")
-    parser.add_argument("--limit", type=int, default=1024, help="training images a domain")
-    add_part(parser)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--table", action="store_true", help="print what was measured before")
     options = parser.parse_args()
     if not options.table:
         measure(options)

@@ -29,6 +29,19 @@ def training_options(doc: str, work: str) -> argparse.ArgumentParser:
     return parser
 
 
+def domain_options(doc: str, domains: Iterable[str], methods: list[str], limit: int) -> argparse.ArgumentParser:
+    """A parser with what scripts take that try methods on domains of sketch-mini and decathlon-mini."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="the folder with sketch-mini and decathlon-mini")
+    parser.add_argument("--methods", nargs="+", default=methods)
+    parser.add_argument("--domains", nargs="+", default=list(domains), choices=list(domains))
+    parser.add_argument("--limit", type=int, default=limit, help="training images a domain")
+    add_part(parser)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print what was measured before")
+    return parser
+
+
 def add_part(parser: argparse.ArgumentParser) -> None:
     """An option for runs that several processes share."""
     parser.add_argument("--part", default="0/1", help="K/N: every N-th run from the K-th on; each process has its own")
