@@ -46,9 +46,10 @@ done
 # the end of three before), around those that the searches with `quick` chose on the two benchmarks.
 recipe=${RECIPE:-quick} selection=last suffix= groups="main ours rest bits shared today"
 everyday=finetune,affine-full,affine-centred
-small=affine-simple,piggyback-bn,lora-conv
+small=affine-simple,piggyback-bn
+lora=lora-conv
 if [ "$recipe" = standard ]; then
-    selection=val suffix=-standard groups="everyday small"
+    selection=val suffix=-standard groups="everyday small lora"
     tune=(--tune rate=1e-4,3e-4,1e-3 affine-centred:rate=3e-4,1e-3,3e-3,1e-2 lora-conv:rate=1e-3,3e-3,1e-2)
 fi
 
