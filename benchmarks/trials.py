@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any, Literal, cast
 import torch
 
 import polymask as pm
+from polymask.core.bits import Bits
 from polymask.core.method import Images, Objective, Stage
 from polymask.core.parts import Transform
 from polymask.core.survey import Site
@@ -69,6 +71,10 @@ TRIALS = {
     "fading:rate=3e-4": "fine-tuning that fades into its signs and one size a layer",
     "fading:rate=1e-3": "fine-tuning that fades into its signs and one size a layer",
     "averaged:rate=3e-3": "around its middle, bits of scores that are averaged over steps",
+    "two-bits:rate=1e-3": "around its middle, two bits for the half of the weights next to the head, none for others",
+    "two-bits:rate=3e-3": "around its middle, two bits for the half of the weights next to the head, none for others",
+    "two-bits:rate=1e-3:half=first": "two bits for the half of the weights next to the images, none for others",
+    "two-bits:rate=3e-3:half=first": "two bits for the half of the weights next to the images, none for others",
 }
 
 
@@ -289,9 +295,81 @@ class AveragedTransform(AffineTransform):
         return super().mask() if self.average is None or self.scores is None else self.mask_of(self.average)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TwoBits(Affine):
+    """Around its middle, with four steps instead of two, for half of a base's weights; the others are the base's.
+
+    `half` is the one next to the images or the one next to the head; `chosen` are its sites, by hand.
+    """
+
+    k0: Literal["learned"] = "learned"
+    form: Literal["centred"] = "centred"
+    scores: tuple[float, float] = (-1e-4, 1e-4)
+    half: Literal["first", "last"] = "last"
+    chosen: tuple[str, ...] = ()
+    step: float = 1e-4
+
+    def at_rate(self, rate: float) -> "TwoBits":
+        return replace(self, step=rate)
+
+    def of(self, base: pm.Base) -> "TwoBits":
+        """With the sites of its half: whole ones, so it is as near to a half as they allow."""
+        sizes = {name: base.tensor(name).numel() for name in base.sites}
+        names = list(sizes) if self.half == "first" else list(sizes)[::-1]
+        done = list(accumulate(sizes[name] for name in names))
+        count = min(range(len(done)), key=lambda n: abs(done[n] - done[-1] / 2)) + 1
+        return replace(self, chosen=tuple(names[:count]))
+
+    def together(self, base: pm.Base, domain: pm.Domain, out: Any = None) -> Any:
+        return {}
+
+    def transform(self, site: Site) -> "TwoBitsTransform | None":  # type: ignore[override]
+        return TwoBitsTransform(self, site) if site.name in self.chosen else None
+
+
+class TwoBitsTransform(AffineTransform):
+    """One site's: a mask for the side of the middle, and one for how far from it, which is once or three times.
+
+    A step is as wide as ten of those by which a score learns, and the gradient goes straight through all of them.
+    """
+
+    components = dict(AffineTransform.components) | {"far": "mask"}
+    refillable = False
+
+    def __init__(self, method: TwoBits, site: Site) -> None:
+        super().__init__(method, site)
+        self.width = 10 * method.step
+        self.far: Bits | None = None
+
+    def weight(self, base_weight: torch.Tensor) -> torch.Tensor:
+        k0, k1, k2, k3 = self.coefficients()
+        on = self.mask().to(self.dtype)
+        M = on + self.far_bits().to(self.dtype) * (2 * on - 1)
+        if self.scores is not None:
+            M = M + (self.scores - self.scores.detach())
+        return affine(base_weight.view(self.view_shape), M.view(self.view_shape), k0, k1, k2, k3).view(self.shape)
+
+    def write(self, base_weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return Transform.write(self, base_weight, out)
+
+    def far_bits(self) -> torch.Tensor:
+        """Which weights are three times as far from the middle: -1, 0, 1, 2 instead of 0 and 1."""
+        if self.scores is not None:
+            return (self.scores.detach() - self.at).abs() >= self.width
+        return cast(Bits, self.far).unpack()
+
+    def stored(self) -> Any:
+        return super().stored() | {"far": Bits.of(self.far_bits())}
+
+    def restore(self, stored: Any) -> None:
+        self.far = stored["far"]
+        super().restore({name: value for name, value in stored.items() if name != "far"})
+
+
 pm.register("averaged", Averaged())
 pm.register("fading", Fading())
 pm.register("tuned-signs", TunedSigns())
+pm.register("two-bits", TwoBits())
 pm.register("weight-signs", WeightSigns())
 pm.register("slow-scale", SlowScale())
 
@@ -348,6 +426,8 @@ def tried(folder: Path, weights: Path, trial: str, domain: str, seed: int) -> di
     recipe = text.recipe(recipe)
     if isinstance(method, Stepwise):
         method = replace(method, total=recipe.epochs * ceil(len(data.train) / recipe.batch_size))
+    if isinstance(method, TwoBits):
+        method = method.of(base)
     if isinstance(method, Fading):  # before its last epochs it is none of a mask
         recipe = replace(recipe, selection="last")
     learned = pm.learn(base, data, method, recipe, seed=seed, progress=False)
