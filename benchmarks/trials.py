@@ -63,7 +63,7 @@ TRIALS = {
     "affine-centred:rate=3e-3:per=channel": "scalars of each channel",
     "affine-centred:rate=1e-3:norms=own:norm_momentum=0.1": "around its middle, and norms with own statistics",
     "affine-centred:rate=3e-3:norms=own:norm_momentum=0.1": "around its middle, and norms with own statistics",
-    "affine-centred:rate=1e-3:norms=own:norm_momentum=0.1:norm_reestimate=true": "and statistics gathered after training",
+    "affine-centred:rate=1e-3:norms=own:norm_momentum=0.1:norm_reestimate=true": "and statistics gathered at the end",
     "affine-centred:rate=3e-3:norms=affine": "around its middle, and norms with the base's statistics",
     "affine-full:rate=1e-3:distance=10": "the paper's, scores ten steps from the threshold: all bits on at first",
     "affine-full:rate=1e-3:scalar_rate=1e-4": "the paper's, scalars at a tenth of the rate",
