@@ -72,6 +72,7 @@ TRIALS = {
     "tuned-signs:rate=3e-4:later=1.0:teaching=1.0": "half fine-tunes, which then teaches the mask, at the whole rate",
     "fading:rate=3e-4": "fine-tuning that fades into its signs and one size a layer",
     "fading:rate=1e-3": "fine-tuning that fades into its signs and one size a layer",
+    "averaged:rate=1e-3": "around its middle, bits of scores that are averaged over steps",
     "averaged:rate=3e-3": "around its middle, bits of scores that are averaged over steps",
     "two-bits:rate=1e-3": "around its middle, two bits for the half of the weights next to the head, none for others",
     "two-bits:rate=3e-3": "around its middle, two bits for the half of the weights next to the head, none for others",
