@@ -184,13 +184,21 @@ def learn(
         found.append(_trained(base, domain.to(base.device), data, sets, recipe, until=until, seed=seed, **how))
     if recipe.frozen_side is not None:
         found.append(_head_alone(base, data, recipe, None if recipe.epochs else listener))
-    domain, history, sides, best, seen = _better(found, target)
-    last = fit_last_head(base, domain, data, recipe, seen) if isinstance(data, DomainData) else None
+    return _settled(base, data, sets, recipe, _better(found, target), seed=seed, ranks=ranks)
+
+
+def _settled(
+    base: Base, data: Any, sets: Any, recipe: Recipe, found: "_Found", *, seed: int, ranks: "Ranks | None"
+) -> Learned:
+    """What follows when it has learned: the last head, numbers of 16 bits, a rule for unknown images, and test."""
+    domain, history, sides, best, seen = found
+    decoded, target = isinstance(data, DomainData), domain.target
+    last = fit_last_head(base, domain, data, recipe, seen) if decoded else None
     if last is not None:
         best, seen = last.reached, (last.train, last.val)
     if ranks is not None:
         best = ranks.settle(domain, best)
-    if isinstance(data, DomainData) and domain.input != recipe.input(base.input, squash=data.squash):
+    if decoded and domain.input != recipe.input(base.input, squash=data.squash):
         parts = ("val", "test") if seen is not None else ("train", "val", "test")
         there = [part for part in parts if getattr(sets, part) is not None]
         sets = replace(sets, **{part: loader_at(data.splits()[part], domain.input) for part in there})
@@ -199,16 +207,15 @@ def learn(
         known = best if recipe.selection == "best" and len(domain.method.stages) == 1 else None
         rounded, after = round_numbers(base, domain, sets.val, known, ranks)
         best = best if after is None else after
-    if leads:
+    if ranks is None or ranks.first:
         _keep_rule(base, domain, sets, seen)
     on_val = None if last is None else _learned_from_val(base, domain, sets, last, halves=rounded)
     if ranks is not None:
         ranks.settle(domain, best)
     result, evaluation = _measured_on_test(base, domain, sets.test, ranks)
-    about = {"seed": seed, "data": data.name}
-    if isinstance(data, DomainData):
-        about |= likeness_note(base, data.train)
-    domain.recipe = recipe.to_json() | about
+    domain.recipe = recipe.to_json() | {"seed": seed, "data": data.name}
+    if decoded:
+        domain.recipe |= likeness_note(base, data.train)
     measured: dict[str, Any] = {f"val_{target.metric}": best, f"test_{target.metric}": result}
     measured |= {"bits_per_weight": bits_per_weight(base, domain), "precision": 16 if rounded else 32}
     domain.metrics = measured | {"kept_epoch": _kept_epoch(domain.method, recipe, history, target)}
