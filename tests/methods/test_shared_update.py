@@ -183,7 +183,7 @@ def test_the_strength_of_tall_masks_is_chosen_on_val():
     assert method.finish(base, learned[0], settled[0], measure).method.strength == 0.6
     assert sorted(tried) == [0.2, 0.3, 0.4, 0.5, 0.6]
     assert fitted.domains["one"].method.strength in tried
-    assert fitted.domains["two"].method.strength == 0.4  # no val
+    assert fitted.domains["two"].method.strength in tried  # by its training images
 
 
 @pytest.mark.parametrize("name", RULES)

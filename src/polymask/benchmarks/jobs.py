@@ -146,7 +146,7 @@ def _outcomes(
             val_accuracy=best,
             epochs=tuple(asdict(record) for record in history),
             pack_bytes=(packs / f"{name}{SUFFIX}").stat().st_size,
-            bits_per_weight=bits_per_weight(base, domain),
+            bits_per_weight=bits_per_weight(base, domain, sharing=len(fitted.domains)),
             components=component_bits(domain),
             layers=layer_statistics(domain),
             flipped=flipped,

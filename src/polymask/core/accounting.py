@@ -125,11 +125,19 @@ def account_fitted(base: Base, fitted: Sequence[Domain], *, domains: int, precis
     )
 
 
-def bits_per_weight(base: Base, domain: Domain) -> float:
-    """Bits of a domain's pack for each parameter of the base, without its head and its rule for unknown images."""
-    beside = domain.beside()
-    stored = {n: s for n, s in domain.stored().items() if n not in beside and not n.startswith(("head/", "unknown/"))}
-    return sum(_bits(s) // (2 if _holds_halves(s) else 1) for s in stored.values()) / _parameters(base)
+def bits_per_weight(base: Base, domain: Domain, *, sharing: int | None = None) -> float:
+    """Bits of a domain's pack for each parameter of the base, without its head and its rule for unknown images.
+
+    With `sharing` it has its part of what so many domains keep together beside their packs.
+    """
+    beside, bits = domain.beside(), 0.0
+    for name, tensor in domain.stored().items():
+        size = _bits(tensor) // (2 if _holds_halves(tensor) else 1)
+        if name in beside:
+            bits += size / sharing if sharing else 0
+        elif not name.startswith(("head/", "unknown/")):
+            bits += size
+    return bits / _parameters(base)
 
 
 _UNIT = 2.0**-11  # half of the last place of a number of 16 bits, relative to it

@@ -19,7 +19,7 @@ from polymask.core.heads import head_tensors, stored_head
 from polymask.core.merge import merge
 from polymask.core.method import Method
 from polymask.core.network import put_tensors, structural_copy
-from polymask.core.parts import OwnNorm, Part, Route, Stored, Transform, own_norms
+from polymask.core.parts import GATHERING, OwnNorm, Part, Route, Stored, Transform, own_norms
 from polymask.core.survey import Site
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, ScoredHead, Unknown
@@ -156,7 +156,7 @@ class Domain(nn.Module):
 
     def live_norms(self) -> set[str]:
         """The norm layers that run in training mode while this domain learns."""
-        keeps_statistics = self.gathers_statistics and self.method.norms in ("own", "stats")
+        keeps_statistics = self.gathers_statistics and self.method.norms in GATHERING
         return {name for name, _ in self.named_norms()} if keeps_statistics else set()
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:

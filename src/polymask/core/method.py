@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polymask.core.domain import Domain
 
 Images = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # one pass over (images, labels)
-Measure = Callable[["Domain"], float | None]  # gathers a domain's norms again; its result on val, higher is better
+Measure = Callable[["Domain"], float]  # gathers a domain's norms again; its result, higher is better
 _LARGEST = 1e9  # of any number among the options: a pack of a stranger may say anything
 
 
@@ -184,9 +184,9 @@ class Method(OptionChecks, InStages, AmongDomains, ABC):
 
     `norms` says whose the norm layers are: "own": the domain's own scale, shift and statistics, in training mode while
     it learns; "shared": the base's, frozen, in eval mode; "affine": own scale and shift on the base's statistics;
-    "stats": own statistics under the base's scale and shift; "bias": own shift alone. `norm_momentum` is that of own
-    statistics (None: as the network has it), and `norm_reestimate` averages them over the training images once more
-    after training.
+    "stats": own statistics under the base's scale and shift; "bias": own shift alone; "shift": that and own statistics.
+    `norm_momentum` is that of own statistics (None: as the network has it), and `norm_reestimate` averages them over
+    the training images once more after training.
     """
 
     name: str = ""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from polymask.core.base import Base
 
 Stored = Tensor | Bits
-NormPolicy = Literal["own", "shared", "affine", "stats", "bias"]
+NormPolicy = Literal["own", "shared", "affine", "stats", "bias", "shift"]
+GATHERING: tuple[NormPolicy, ...] = ("own", "stats", "shift")  # policies with own statistics
 COUNTER = "num_batches_tracked"  # of batch norms: matters while statistics are gathered, never afterwards
 
 
@@ -231,9 +232,10 @@ class NormPlaces:
     """
 
     def __init__(self, base: "Base", norm: Norm, policy: NormPolicy) -> None:
-        learned = {"own": norm.affine, "affine": norm.affine, "bias": ("bias",)}.get(policy, ())
+        both, shift = norm.affine, ("bias",)
+        learned = {"own": both, "affine": both, "bias": shift, "shift": shift}.get(policy, ())
         self.affine = tuple(name for name in norm.affine if name in learned)
-        self.statistics = norm.statistics if policy in ("own", "stats") else ()
+        self.statistics = norm.statistics if policy in GATHERING else ()
         layer = base.net.get_submodule(norm.name)
         self.widens = bool(norm.statistics) and isinstance(layer, _NormBase)
         self.names = {n: f"{norm.name}.{n}" for n in norm.affine + norm.statistics}  # in the network

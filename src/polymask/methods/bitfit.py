@@ -3,7 +3,8 @@
     W~ = W,        b~ = b + d
 
 d has a number for each output channel of a layer that has a bias. The shift of every norm is a bias too, and is the
-domain's own; its scale and statistics stay the base's (`norms="bias"`).
+domain's own; its scale and statistics stay the base's (`norms="bias"`). A recipe with own norms, where methods gather
+statistics of a domain's images, gives it own statistics too (`norms="shift"`).
 
 A convolution of a ResNet has no bias, and a batch norm follows it: there the shifts of the norms are all that learns.
 With the base's statistics these are as good as biases of the convolutions would be, since
@@ -34,7 +35,8 @@ class BitFit(Method):
     reference: ClassVar[str] = "arXiv 2106.10199"
     differences: ClassVar[str] = (
         "The original is for language models, whose norms have no statistics. Here those of batch norms stay the "
-        "base's; with `norms='own'` a domain has its own, and scales too. What is stored is the change of a bias."
+        "base's, unless the recipe asks for own norms; with `norms='own'` a domain has own scales too. What is stored "
+        "is the change of a bias."
     )
     leaves_sites: ClassVar[bool] = True
 

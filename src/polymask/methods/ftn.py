@@ -32,9 +32,9 @@ class Ftn(Method):
     title: ClassVar[str] = "FTN"
     reference: ClassVar[str] = "arXiv 2310.06124"
     differences: ClassVar[str] = (
-        "We found no public code, and do not know the ranks of its tables: 16 keeps a domain of ResNet-50 within the 2 "
-        "to 6 percent of the network that its abstract speaks of. The start is ours: a is zero, so a fresh domain is "
-        "the base, b is drawn as LoRA's A and c with variance 1."
+        "Its abstract names code that we could not open, and we do not know the ranks of its tables: 16 keeps a domain "
+        "of ResNet-50 within the 2 to 6 percent of the network that it speaks of. The start is ours: a is zero, so a "
+        "fresh domain is the base, b is drawn as LoRA's A and c with variance 1."
     )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,8 @@ over it, λ a scalar. TALL masks add the changes up, and a domain keeps what is 
 
     τ = Σ τ_t,        m_t = 1[|τ_t| >= c |τ - τ_t|],        λ = 1
 
-with c chosen for each domain on val. EMR elects a sign, takes the largest change that has it, and sets the size right:
+with c chosen for each domain on val, or on its training images where there is no val. EMR elects a sign, takes the
+largest change that has it, and sets the size right:
 
     τ = sgn(Σ τ_t) ∘ max of |τ_t| over those of that sign,        m_t = 1[τ_t τ > 0],        λ = Σ|τ_t| / Σ|m_t∘τ|
 
@@ -41,7 +42,7 @@ STRENGTHS = (0.2, 0.3, 0.4, 0.5, 0.6)  # that c is chosen from, as the paper doe
 class SharedUpdate(Method):
     """Fine-tune every domain, make one update of all their changes, keep a mask over it for each.
 
-    `strength` is c of TALL masks where there are no val images to choose it on. `per` says what shares a λ of EMR:
+    `strength` is c of TALL masks, of equal ones the one that is kept. `per` says what shares a λ of EMR:
     the whole network, as published, or a layer. `stage` is set by training: a new domain begins with "weights", what
     has settled has "masks".
     """
@@ -56,7 +57,8 @@ class SharedUpdate(Method):
     differences: ClassVar[str] = (
         "The originals merge vision transformers, whose norms have no statistics. Here every domain keeps its own "
         "norms and the changes of its biases whole, and the statistics of batch norms are gathered again under the "
-        "new weights. Changes of convolutions and linear layers are shared; heads are each domain's own."
+        "new weights. Changes of convolutions and linear layers are shared; heads are each domain's own. λ of EMR is "
+        "the paper's, over all weights; the released code adds up means of tensors, so that a small one counts as much."
     )
 
     settles: ClassVar[bool] = True
@@ -103,18 +105,15 @@ class SharedUpdate(Method):
         return [self] if self.rule == "emr" else [replace(self, strength=strength) for strength in tried]
 
     def finish(self, base: "Base", learned: "Domain", settled: "Domain", measure: Measure) -> "Domain":
-        """The settled domain with statistics of its own images; of TALL masks, the one whose c is best on val."""
+        """The settled domain with statistics of its own images; of TALL masks, the one whose c `measure` finds best."""
         changes = changes_of(learned)
         update = {n: cast(MaskedUpdate, t).update for n, t in settled.named_transforms()}
         best, most = settled, float("-inf")
         for method in self.strengths():
             candidate = settled.rebuilt(base, replace(method, stage="masks"))
-            candidate.restore(settled.stored())
+            candidate.restore(settled.frozen().stored())  # with statistics of its own
             _give(candidate, method.masks(changes, update), update)
-            found = measure(candidate)
-            if found is None:  # nothing to choose by
-                return candidate
-            if found > most:
+            if (found := measure(candidate)) > most:
                 best, most = candidate, found
         return best
 

@@ -34,20 +34,22 @@ class Taps(Method):
 
     `sparsity` is λ. D learns at the recipe's rate of whole weights, s at that of scalars. A step of Adam moves s by
     about its rate, so how many steps it takes to close a gate hangs on `start` and the rate: `distance` counts them,
-    and sets `start` by the recipe's rate. None leaves `start` as it is.
+    and sets `start` by the recipe's rate. None leaves `start` as it is: with rates that suit D, a few hundred steps
+    of Adam are then too few to close any gate.
     """
 
     sparsity: float = 1.0
     threshold: float = 0.1
     start: float = 0.15
-    distance: float | None = None
+    distance: float | None = 50.0
 
     title: ClassVar[str] = "TAPS"
     reference: ClassVar[str] = "arXiv 2203.16708"
     differences: ClassVar[str] = (
         "The released code adds the term after two epochs, and takes the mean over 52 layers of ResNet-50; here it is "
         "there from the first step, over all sites. It learns by SGD, which moves s by its gradient; the recipes here "
-        "learn by Adam (`distance`). The change of a bias has its layer's gate. Norms are own, gates or not."
+        "learn by Adam, whose steps are all of about one size (`distance`). The change of a bias has its layer's gate. "
+        "Norms are own, gates or not."
     )
 
     def __post_init__(self) -> None:
