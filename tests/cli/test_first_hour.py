@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+import tyro
 from rich.console import Console
 
 import polymask as pm
@@ -18,7 +19,9 @@ from nets import tiny_net
 from polymask.cli import main
 from polymask.cli.answers import write_predictions
 from polymask.cli.learn import advice
+from polymask.cli.verb import given_fields, recipe_overrides
 from polymask.core.network import choose_device
+from polymask.data.load import load_data
 from polymask.train.fit import Listener
 from polymask.train.learner import EpochRecord
 from polymask.train.progress import LiveProgress
@@ -172,3 +175,40 @@ def test_the_demo_says_when_it_cannot_write(tmp_path, capsys):
     (tmp_path / "demo").write_text("a file")
     assert main(["demo", "--out", str(tmp_path / "demo")]) == 1
     assert "cannot be made" in capsys.readouterr().err
+
+
+def test_a_folder_is_cut_as_it_was_when_its_domain_was_learned(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "images", train=12)
+    learn = [
+        "learn",
+        "one",
+        "--data",
+        "images/train",
+        "--side",
+        "32",
+        "--epochs",
+        "1",
+        "--method",
+        "classifier-only",
+        "--out",
+        "packs",
+    ]
+    assert main([*learn, "--seed", "1", "--keep-exemplars", "2"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "one", "--data", "images/train", "--library", "packs", "--json"]) == 0
+    looked_at = {one["image"] for one in json.loads(capsys.readouterr().out)["hardest"]}
+    test = {seed: load_data("images/train", seed=seed).test for seed in (0, 1)}
+    files = {seed: {split.origin(i) for i in range(len(split))} for seed, split in test.items()}
+    assert looked_at
+    assert looked_at <= files[1]
+    assert not looked_at <= files[0]
+    assert (tmp_path / "packs/one.exemplars").exists()
+    assert main([*learn, "--force"]) == 0
+    assert not (tmp_path / "packs/one.exemplars").exists()  # they were of another pack
+
+
+def test_a_field_of_the_recipe_can_be_left_out():
+    overrides = recipe_overrides("Overrides", without=())
+    given = tyro.cli(overrides, args=["--refit", "none", "--test-side", "auto", "--refit-on-val", "false"])
+    assert given_fields(given) == {"refit": None, "test_side": "auto", "refit_on_val": False}

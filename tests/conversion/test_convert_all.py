@@ -1,5 +1,6 @@
 """A library from many checkpoints: what fits is converted, what does not is listed, and a second call goes on."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import polymask as pm
+from image_folders import draw_image, make_folder
 from nets import batch, tiny_base, tiny_net
 from polymask.cli import main
 from polymask.conversion.convert import convert
@@ -88,6 +90,17 @@ def test_a_second_call_makes_only_what_is_missing(base, checkpoints, tmp_path, m
     found = {one.name: one.kept for one in convert_all(base, checkpoints, library, method=method)}
     assert found == {"ash": True, "birch": False, "cedar": True}
     assert all(file.stat().st_mtime_ns == when for file, when in before.items())
+
+
+def test_a_folder_that_has_changed_is_something_else(base, checkpoints, tmp_path):
+    folder, library = make_folder(tmp_path / "photos", train=10), tmp_path / "library"
+    one = {"ash": dataclasses.replace(checkpoints["ash"], data=str(folder))}
+    how = {"method": "bitdelta", "options": ConvertOptions(steps=1, side=16)}
+    assert [found.problem for found in convert_all(base, one, library, **how)] == [None]
+    assert [found.kept for found in convert_all(base, one, library, **how)] == [True]
+    draw_image(folder / "train" / "class-0" / "new.png", 0, 99)
+    (again,) = convert_all(base, one, library, **how)
+    assert "made of something else" in again.problem
 
 
 def test_a_checkpoint_that_is_not_there_is_listed_too(base, checkpoints, tmp_path):

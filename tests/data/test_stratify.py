@@ -94,3 +94,14 @@ def test_a_larger_limit_keeps_the_images_of_a_smaller_one(labels: np.ndarray, se
 def test_a_limit_below_the_number_of_classes_is_an_error() -> None:
     with pytest.raises(DataError, match="limit 2 is below its 3 classes"):
         limited(split_of(np.array([0, 1, 2, 2])), 2, 0, "pets")
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("classes", [1, 2])
+def test_four_images_of_a_class_are_enough_with_any_seed(classes: int, seed: int) -> None:
+    labels = np.repeat(np.arange(classes), 4)
+    parts = cut(split_of(labels), (0.7, 0.15, 0.15), seed, "pets")
+    assert all(len(part) for part in parts)
+    assert set(parts[0].labels.tolist()) == set(range(classes))
+    places = np.concatenate([part.indices for part in parts])  # type: ignore[attr-defined]
+    assert sorted(places.tolist()) == list(range(len(labels)))

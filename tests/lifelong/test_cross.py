@@ -309,3 +309,8 @@ def test_a_pack_whose_users_cannot_be_known_for_now_is_not_deleted(library, monk
         monkeypatch.setattr("polymask.pack.sources.masks_digest", busy)
         assert client.delete("/v1/domains/first").status_code == 503
     assert (library / "first.safetensors").is_file()
+
+
+def test_a_source_of_another_base_is_refused():
+    with pytest.raises(DomainError, match="use the base that it was trained on"):
+        pm.learn(BASE, images(), "affine-mix", RECIPE, sources={"a": trained(tiny_base(seed=5))}, progress=False)

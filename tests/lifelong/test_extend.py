@@ -168,6 +168,8 @@ def test_herding_keeps_the_mean():
 def test_bad_extensions_are_refused_by_name(base, old):
     with pytest.raises(DomainError, match="'class 1': the domain has this class already"):
         pm.extend(base, old, data(["class 1", "d"]))
+    with pytest.raises(DomainError, match="'CLASS 1': the domain has this class already"):
+        pm.extend(base, old, data(["CLASS 1", "d"]))
     with pytest.raises(DomainError, match="use the base that it was trained on"):
         pm.extend(tiny_base(seed=1), old, data(["d", "e"]))
     with pytest.raises(DomainError, match="'all' is not known"):
@@ -176,6 +178,8 @@ def test_bad_extensions_are_refused_by_name(base, old):
         pm.extend(base, trained(base, "piggyback").frozen(), data(["d", "e"]), way="norms")
     with pytest.raises(MethodError, match="learns in stages or with other domains"):
         pm.extend(base, trained(base, "packnet").frozen(), data(["d", "e"]), way="mask")
+    with pytest.raises(MethodError, match="learns in stages or with other domains"):
+        pm.extend(base, trained(base, "bitdelta").frozen(), data(["d", "e"]), way="norms")
     labels = pm.new_domain(base, "affine-full", ["a", "b"], target="labels")
     with pytest.raises(DomainError, match="only a domain of classes"):
         pm.extend(base, labels, data(["d", "e"]))

@@ -99,6 +99,9 @@ def test_a_finished_run_resumes_to_itself(tmp_path):
         ({"recipe": dataclasses.replace(RECIPE, rate=2e-3, epochs=7)}, "epochs 3 → 7, rate .* → 0.002"),
         ({"seed": 3}, "seed 0 → 3"),
         ({"method": "affine-simple"}, "method affine-full → affine-simple"),
+        ({"recipe": dataclasses.replace(RECIPE, balance="weights")}, "balance None → weights"),
+        ({"recipe": dataclasses.replace(RECIPE, refit=0.1, patience=1)}, "refit None → 0.1, patience None → 1"),
+        ({"recipe": dataclasses.replace(RECIPE, head_start="centred")}, "head_start None → centred"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, what):
@@ -141,7 +144,7 @@ def test_a_loss_that_is_not_finite_stops_with_an_explanation():
                 yield images * float("inf"), labels
 
     base = tiny_base()
-    with pytest.raises(TrainingError, match=r"the loss is nan in epoch 0, step 0; the rates are"):
+    with pytest.raises(TrainingError, match=r"the loss is nan in epoch 1, step 1; the rates are"):
         fit(base, fresh(base), Broken(), VAL, RECIPE)
 
 

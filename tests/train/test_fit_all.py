@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import polymask as pm
+from image_folders import make_folder
 from nets import block_base, logits, tiny_base
 from polymask.errors import InterruptedTraining, TrainingError
 from polymask.train.fit import Listener, fit
@@ -89,6 +90,20 @@ def test_what_was_learned_otherwise_is_not_taken_for_done(tmp_path):
         fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path, resume=True, seed=1)
     with pytest.raises(TrainingError, match="with other options"):
         fit_all(base, lessons("one"), "affine-full", RECIPE, folder=tmp_path, resume=True, per="channel")
+
+
+def test_what_was_learned_from_other_images_is_not_taken_for_done(tmp_path):
+    base, method = tiny_base(), "bn-only"
+    for number, root in enumerate((tmp_path / "these", tmp_path / "those")):
+        folder = make_folder(root, train=8 + 4 * number)
+        data = pm.load_data(folder)
+        loaders = pm.make_loaders(data, base.input, pm.get_recipe(RECIPE, side=16))
+        lesson = {"one": Lesson(data.classes, loaders.train, loaders.val)}
+        if number == 0:
+            fit_all(base, lesson, method, RECIPE, folder=tmp_path / "packs")
+            fit_all(base, lesson, method, RECIPE, folder=tmp_path / "packs", resume=True)
+    with pytest.raises(TrainingError, match="was learned from other images"):
+        fit_all(base, lesson, method, RECIPE, folder=tmp_path / "packs", resume=True)
 
 
 CUTS = [

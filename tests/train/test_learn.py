@@ -1,14 +1,20 @@
 """What `learn` shows while it runs, and what it gives."""
 
 import builtins
+import dataclasses
 import io
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 import polymask as pm
 from image_folders import make_folder
-from nets import tiny_base
+from nets import SPEC, tiny_base
+from polymask.data.loader import loader_at
+from polymask.train.fit import Listener
+from polymask.train.recipe import split_seed
 
 RECIPE = {"epochs": 2, "batch_size": 8, "side": 16}
 
@@ -65,3 +71,67 @@ def test_what_was_learned_shows_itself_in_a_line_and_as_curves(folder):
     assert losses.lines[0].get_ydata().tolist() == [record.loss for record in learned.history]
     assert [line.get_label() for line in accuracies.lines] == ["train", "val", "test"]
     assert f"accuracy {learned.test_accuracy:.2f} % on test" in repr(learned.domain)
+
+
+def test_what_is_said_of_val_is_of_the_epoch_that_is_kept(folder):
+    base, recipe = tiny_base(), pm.get_recipe("quick", **RECIPE, rate=3e-2, selection="last", precision=32)
+    recipe = pm.get_recipe(recipe, epochs=4)
+    data = pm.load_data(folder)
+    learned = pm.learn(base, data, "affine-full", recipe)
+    val = pm.evaluate(base, learned.domain, loader_at(data.val, learned.domain.input))
+    assert learned.domain.metrics["val_accuracy"] == val
+
+
+def test_a_base_of_64_bits_learns_with_the_default_recipe(folder):
+    base = pm.Base(tiny_base().net.double(), name="wide", input=SPEC)
+    learned = pm.learn(base, folder, recipe=pm.get_recipe("standard", **RECIPE))
+    assert learned.domain.head.weight.dtype == torch.float64
+
+
+def test_options_go_with_a_name_and_not_with_a_method_that_is_made(folder):
+    with pytest.raises(pm.MethodError, match="rank cannot be changed in a Lora; make it with them"):
+        pm.learn(tiny_base(), folder, pm.create_method("lora"), rank=2)
+
+
+def test_the_distance_of_scores_is_by_the_recipes_rate_for_a_method_that_is_made_too(folder):
+    recipe = pm.get_recipe("quick", **RECIPE, rate=1e-3)
+    by_name = pm.learn(tiny_base(), folder, "affine-full", recipe, distance=3).domain
+    made = pm.learn(tiny_base(), folder, pm.create_method("affine-full", distance=3), recipe).domain
+    assert made.method.scores == by_name.method.scores == (3e-3, 6e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"test_side": 24}, "leave test_side=24 out"), ({"frozen_side": 24}, "leave frozen_side=24 out")],
+)
+def test_a_size_that_the_network_does_not_take_is_refused_before_training(folder, fields, said):
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 16 * 16, 2)
+
+        def forward(self, images):
+            return self.fc(self.conv(images).flatten(1))
+
+    base = pm.Base(Fixed(), name="fixed", input=SPEC)
+    epochs = []
+    listener = type("Seen", (Listener,), {"epoch": lambda self, record, seconds: epochs.append(record)})()
+    with pytest.raises(pm.TrainingError, match=said):
+        pm.learn(base, folder, "affine-full", pm.get_recipe("quick", **RECIPE, **fields), listener=listener)
+    assert epochs == []
+
+
+def test_the_seed_that_cut_the_images_is_kept_where_it_is_another_than_trainings(tmp_path):
+    data = pm.load_data(make_folder(tmp_path, train=20) / "train", seed=3)
+    noted = [pm.learn(tiny_base(), data, "bn-only", pm.get_recipe("quick", **RECIPE), seed=s).domain for s in (0, 3)]
+    assert [split_seed(domain.recipe) for domain in noted] == [3, 3]
+    assert "split_seed" not in noted[1].recipe
+
+
+def test_a_head_that_was_fitted_again_is_not_called_chance(folder):
+    learned = learn(folder)
+    chance = [dataclasses.replace(record, loss=0.6931, train_accuracy=50.0) for record in learned.history]
+    learned.domain.metrics["val_accuracy"] = 50.0
+    assert dataclasses.replace(learned, history=chance).at_chance
+    learned.domain.metrics["val_accuracy"] = 100.0
+    assert not dataclasses.replace(learned, history=chance).at_chance

@@ -15,6 +15,7 @@ from polymask.core.target import ValueTarget
 from polymask.data.loader import Loader
 from polymask.errors import PolymaskError, TrainingError
 from polymask.train import minutes
+from polymask.train.fit import fit
 from polymask.train.minutes import MOST, OFTEN, Pace, plan_for, plan_minutes
 from polymask.train.recipe import method_by
 from polymask.train.regression import fit_head, learn_head
@@ -267,11 +268,11 @@ def test_the_command_for_the_same_training_has_what_was_chosen(tmp_path, monkeyp
     monkeypatch.setattr(minutes, "MOST", 1)
     monkeypatch.setattr(minutes, "FEW", 1)
     make_folder(tmp_path / "photos")
-    arguments = "learn one --data photos --method bn-only --batch-size 4 --minutes 0.1"
+    arguments = "learn one --data photos --method bn-only --batch-size 4 --minutes 0.5"
     assert main(arguments.split()) == 0
     said = capsys.readouterr().err
-    assert "0.1 minutes: 1 epoch at" in said
-    assert json.loads((tmp_path / "library/one.run/plan.json").read_text())["test_side"] == "auto"
+    assert "0.5 minutes: 1 epoch at" in said
+    assert json.loads((tmp_path / "library/one.run/plan.json").read_text())["recipe"]["test_side"] == "auto"
     command = json.loads((tmp_path / "library/one.run/evaluation.json").read_text())["command"]
     assert "--minutes" not in command
     assert "--epochs 1" in command
@@ -318,3 +319,43 @@ def test_a_command_without_time_to_train_says_so_and_can_be_repeated(tmp_path, m
     assert "--epochs 0 --frozen-side" in command
     assert main([*command.split()[1:], "--force"]) == 0
     assert "a head alone at" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_with_minutes_goes_on_with_the_same_settings_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "photos")
+    run = tmp_path / "library/one.run"
+    run.mkdir(parents=True)
+    verb = LearnVerb(name="one", data="photos", minutes=1)
+    (run / "plan.json").write_text(json.dumps({"asked": verb.asked(), "recipe": pm.get_recipe("quick").to_json()}))
+    (run / "checkpoint.safetensors").write_bytes(b"")
+    assert main(["learn", "one", "--data", "photos", "--minutes", "2", "--rate", "0.01"]) == 1
+    said = capsys.readouterr().err
+    assert "plan.json is of a run with other settings: rate 0.001 → 0.01" in said
+    assert "minutes 1 → 2" in said
+
+
+def test_minutes_that_fit_the_head_again_say_so_in_the_command():
+    verb = LearnVerb(name="one", data="photos", minutes=20, recipe="quick")
+    verb.trained_by = pm.get_recipe("quick", refit="auto")
+    assert "--refit auto" in verb.command()
+
+
+def test_methods_that_draw_on_others_try_no_rates(base, data, monkeypatch):
+    monkeypatch.setattr(minutes, "side_of_trials", lambda *_: 24)
+    monkeypatch.setattr(minutes, "with_best_rate", lambda *_: pytest.fail("rates were tried"))
+    minutes.plan_minutes(base, data, pm.create_method("affine-mix"), pm.get_recipe("quick", batch_size=8), 0.05)
+
+
+def test_statistics_that_are_gathered_again_are_of_the_last_size(base, data):
+    recipe = pm.get_recipe("quick", epochs=2, batch_size=8, side=24, first_side=12, norms="own", norm_reestimate=True)
+    loaders = pm.make_loaders(data, base.input, recipe)
+    assert next(loaders.train.batches(0))[0].shape[-1] == 12
+    assert next(loaders.train.as_later().batches(0))[0].shape[-1] == 24
+    domain = pm.new_domain(base, "bn-only", data.classes, norm_reestimate=True)
+    fit(base, domain, loaders.train, None, pm.get_recipe(recipe, selection="last"))
+    kept = {name: norm.running_mean.clone() for name, norm in domain.named_norms()}
+    for batches, same in ((loaders.train.as_later(), True), (loaders.train, False)):
+        domain.reestimate_norms(base, (images for images, _ in batches.batches(0)))
+        close = [torch.allclose(n.running_mean, kept[name], atol=1e-5) for name, n in domain.named_norms()]
+        assert all(close) == same

@@ -5,7 +5,10 @@ import torch
 
 import polymask as pm
 from brightness import made_base, made_data
+from nets import tiny_base
+from polymask.core.target import CLASSES
 from polymask.errors import PolymaskError
+from polymask.train.regression import Seen, fit_head_again
 
 RECIPE = pm.get_recipe("quick", epochs=2, batch_size=8, side=24)
 
@@ -71,7 +74,7 @@ def test_many_classes_and_images_get_as_many_steps_as_there_is_work_for(monkeypa
     for work in (10**12, 50 * 4 * 3 * 7, 1):
         monkeypatch.setattr(regression, "WORK", work)
         weight, bias = (torch.zeros(shape, requires_grad=True) for shape in ((3, 4), (3,)))
-        regression._minimise(features, labels, weight, bias, 0.1)
+        regression._minimise(features, labels, weight, bias, 0.1, CLASSES)
     assert seen == [100, 7, 1]
 
 
@@ -88,3 +91,17 @@ def test_domains_that_learn_together_have_their_heads_fitted_again(data):
 def test_a_penalty_below_zero_is_refused():
     with pytest.raises(PolymaskError, match="refit=-1"):
         pm.get_recipe("quick", refit=-1)
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampler"])
+def test_a_head_that_is_fitted_again_is_balanced_as_training_is(balance):
+    base = tiny_base()
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.zeros(90), torch.ones(10)]).long()
+    seen = Seen(torch.randn(100, base.feature_dim, generator=draw) + labels[:, None] * 0.3, labels)
+    shares = []
+    for fields in ({}, {"balance": balance}):
+        domain, recipe = pm.new_domain(base, "classifier-only", ["a", "b"]), pm.get_recipe("quick", **fields)
+        fit_head_again(domain, seen, None, 0.1, balanced=recipe.balance is not None)
+        shares.append(float((domain.head(seen.features).argmax(1) == 1)[labels == 1].float().mean()))
+    assert shares[1] > shares[0] + 0.3

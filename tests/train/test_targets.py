@@ -280,3 +280,11 @@ def test_a_label_that_every_image_has_is_learned_too():
     outputs = torch.zeros(3, 2, requires_grad=True)
     target.loss(outputs, truth).backward()
     assert outputs.grad[:, 0].abs().min() > 0
+
+
+def test_values_keep_their_precision_where_outputs_have_16_bits():
+    years = torch.arange(2000.0, 2020.0)[:, None]
+    target = get_target("values").fitted(lambda: years, None)
+    exact = (years - years.mean()) / years.std(correction=0)
+    assert float(target.loss(exact.bfloat16(), years)) < 1e-4
+    assert target.tally(exact.bfloat16(), years) / len(years) < 0.1

@@ -346,3 +346,12 @@ def test_class_means_as_an_earlier_version_kept_them_are_read(base, tmp_path):
     loaded = pm.load_domain(path, base)
     assert sorted(dict(loaded.unknown.named_buffers())) == ["basis", "mean", "rest", "rows", "scale", "whiten"]
     assert loaded.unknown.imagined(5, torch.Generator().manual_seed(0)).shape == (3, 5, base.feature_dim)
+
+
+def test_classes_at_the_end_of_a_sorted_set_have_means_too(base):
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(3).repeat_interleave(900)
+    images = torch.randn(len(labels), *SPEC.shape, generator=draw) * 0.2 + labels[:, None, None, None] - 1
+    made = trained(base)
+    pm.calibrate(base, made, (torch.utils.data.TensorDataset(images, labels), pictures(seed=1)))
+    assert all(size > 0 for size in made.unknown.sizes.flatten().tolist())

@@ -21,6 +21,7 @@ from polymask.cli.verb import (
 )
 from polymask.errors import DataError, DomainError
 from polymask.files import write_atomically
+from polymask.train.recipe import split_seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,8 +41,8 @@ class EvaluateVerb(PackVerb):
     """A folder of images, or another source (see the documentation of `learn`)."""
     split: str = "test"
     """Which images: train, val, test, or all of the source."""
-    seed: int = 0
-    """The seed that split the source, where it does not come with splits."""
+    seed: int | None = None
+    """The seed that split the source, where it does not come with splits; by default the one of the pack's images."""
     csv: Path | None = None
     """A file for a line per class: its numbers, then how many of its images were taken for each class."""
 
@@ -60,10 +61,12 @@ class EvaluateVerb(PackVerb):
         from polymask.pack.format import inspect
         from polymask.train.predict import evaluate_by_name, evaluate_in_detail
 
-        check_seed(self.seed)
+        manifest = inspect(self.pack_path()).manifest
+        seed = split_seed(manifest.recipe) if self.seed is None else self.seed
+        check_seed(seed)
         if self.csv is not None and self.csv.is_dir():
             raise DataError(f"--csv {self.csv} is a folder; give a file's name")
-        data = load_data(self.data, seed=self.seed, target=inspect(self.pack_path()).manifest.target)
+        data = load_data(self.data, seed=seed, target=manifest.target)
         if self.split not in (there := [*data.splits(), "all"]):
             raise DataError(f"{self.data} has no {self.split} images; it has {', '.join(there)}")
         base, domain = self.open_domain()

@@ -92,8 +92,12 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         recipe = get_recipe(self.recipe, **given_fields(self.overrides))
         checkpoints = {}
         for name, path in named.items():
-            names = checkpoint_classes(path) if self.classes is None else read_classes(self._named(self.classes, name))
-            data = None if self.data is None else str(self._named(self.data, name))
+            names = (
+                checkpoint_classes(path)
+                if self.classes is None
+                else read_classes(Path(self._named(self.classes, name)))
+            )
+            data = None if self.data is None else self._named(self.data, name)
             checkpoints[name] = Checkpoint(path, names, data)
         base = self.open_base(self.base)
         self.say(f"{len(named)} checkpoints to {self.method} on {base.name}, library {self.out}")
@@ -125,8 +129,8 @@ class ConvertVerb(ImagesVerb, BaseVerb):
         }
 
     @staticmethod
-    def _named(pattern: str | Path, name: str) -> Path:
-        return Path(str(pattern).replace("{name}", name))
+    def _named(pattern: str | Path, name: str) -> str:
+        return str(pattern).replace("{name}", name)
 
     def exit_code(self, result: dict[str, Any]) -> int:
         return int(any(row["problem"] for row in result.get("packs", ())))

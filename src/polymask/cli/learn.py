@@ -4,7 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -149,14 +149,13 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.registry import skeleton
+        from polymask.lifelong.exemplars import check_each, choose_exemplars, exemplars_path, write_exemplars
         from polymask.methods.affine.formula import set_kernels
         from polymask.report.learn_page import record_learning
         from polymask.train.learn import learn
         from polymask.train.state import settings_identity
 
         if self.keep_exemplars:
-            from polymask.lifelong.exemplars import check_each, choose_exemplars, write_exemplars
-
             check_each(self.keep_exemplars, data)
         if self.kernels is not None:
             set_kernels(self.kernels)
@@ -185,13 +184,16 @@ class LearnVerb(TrainingVerb, BaseVerb):
         self.check_run(recipe, settings_identity(first, base.fingerprint, data.classes, recipe, self.seed))
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
         if self.minutes is not None:
-            write_atomically(self.plan_file, json.dumps(recipe.to_json(), indent=1).encode())
+            plan = {"asked": self.asked(), "recipe": recipe.to_json()}
+            write_atomically(self.plan_file, json.dumps(plan, indent=1).encode())
         learned = learn(base, data, method, recipe, ranks=self.ranks, sources=sources, until=until, **options)
         if self.leads:
             learned.domain.save(self.out_file())
             if self.keep_exemplars:
                 kept = choose_exemplars(base, learned.domain, data, self.keep_exemplars)
                 write_exemplars(self.out_file(), learned.domain, *kept)
+            else:  # those of a pack that was here before
+                exemplars_path(self.out_file()).unlink(missing_ok=True)
             made = self.out_file(), self.method, self.command()
             record_learning(learned, base, data, options["loaders"], *made).write(self.checkpoint.parent)
         if recipe.epochs and learned.domain.method.name != method.name:
@@ -210,10 +212,22 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
         assert self.minutes is not None
         if self.goes_on and self.plan_file.exists():
-            return recipe_of(self.plan_file)
+            asked, planned = read_plan(self.plan_file)
+            now = json.loads(json.dumps(self.asked()))
+            if asked != now:
+                other = ", ".join(f"{n} {asked.get(n)} → {now.get(n)}" for n in now if asked.get(n) != now.get(n))
+                raise TrainingError(
+                    f"{self.plan_file} is of a run with other settings: {other}; give those again to go on, or --fresh "
+                    "to start over"
+                )
+            return planned
         plan = plan_minutes(base, data, method, recipe, self.minutes, self.say)
         self.say(f"{self.minutes:g} minutes: {plan.text}")
         return plan.recipe
+
+    def asked(self) -> dict[str, Any]:
+        """What --minutes chooses by: an interrupted run goes on where it is the same."""
+        return asdict(self.chosen_recipe()) | {"minutes": self.minutes}
 
     def result(self, target: Path) -> dict[str, Any]:
         from polymask.pack.format import inspect
@@ -234,7 +248,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         words += [] if self.target is None else ["--target", self.target]
         words += [] if self.from_ is None else ["--from", self.from_]
         chosen = {} if self.minutes is None else {name: getattr(self.trained_by, name) for name in sorted(_PLANNED)}
-        chosen = {name: value for name, value in chosen.items() if value is not None} | self.found_rates()
+        chosen = {name: value for name, value in chosen.items() if value is not None} | self.found_fields()
         for name, value in (given_fields(self.overrides) | chosen).items():
             given = value if isinstance(value, tuple | list) else [value]
             words += [
@@ -243,12 +257,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
             ]
         return shlex.join(words)
 
-    def found_rates(self) -> dict[str, float]:
-        """The rates that --minutes found, where it tried some and they are others than the recipe's."""
+    def found_fields(self) -> dict[str, Any]:
+        """What else --minutes decided, where it is not what the recipe has: rates that it tried, and the head's fit."""
         if self.minutes is None:
             return {}
         asked, found = self.chosen_recipe(), self.trained_by
-        return {n: getattr(found, n) for n in RATES if getattr(found, n) != getattr(asked, n)}
+        return {n: getattr(found, n) for n in (*RATES, "refit") if getattr(found, n) != getattr(asked, n)}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         val = next((name for name in result if name.startswith("val_")), "val_accuracy")
@@ -293,11 +307,12 @@ def advice(data: "DomainData", recipe: Recipe) -> str:
     return f"the rate of {recipe.rate:g} may be too high for these images; try --rate {lower:g} --force, or more epochs"
 
 
-def recipe_of(file: Path) -> Recipe:
-    """The recipe that a plan's file holds."""
+def read_plan(file: Path) -> tuple[dict[str, Any], Recipe]:
+    """What was asked of --minutes, and the recipe that it chose."""
     try:
-        return Recipe(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        plan = json.loads(file.read_text())
+        return dict(plan["asked"]), Recipe(**plan["recipe"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise TrainingError(f"{file} is not a plan ({error}); --fresh makes a new one") from error
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polymask.cli.verb import NamedPack, PackVerb, check_seed, measured_text, size_text, table
 from polymask.errors import DataError, DomainError
 from polymask.files import locked
+from polymask.train.recipe import split_seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ class CalibrateVerb(ChangeVerb, PackVerb):
     accepted: float = 0.95
     """The share of validation images that stay known."""
     seed: int | None = None
-    """The seed that split the source; by default the one that the pack was learned with."""
+    """The seed that split the source; by default the one of the pack's images."""
 
     def needs(self) -> list[str]:
         return ["PIL"]
@@ -48,15 +49,13 @@ class CalibrateVerb(ChangeVerb, PackVerb):
         from polymask.library.versions import keep_version
         from polymask.train.unknown import calibrate
 
-        if self.seed is not None:
-            check_seed(self.seed)
         if not 0 < self.accepted < 1:
             raise DataError(f"--accepted {self.accepted} must be between 0 and 1")
         path = self.own_path()
         with locked(path):
             base, domain = self.open_domain()
-            learned_with = domain.recipe.get("seed")
-            seed = self.seed if self.seed is not None else learned_with if isinstance(learned_with, int) else 0
+            seed = split_seed(domain.recipe) if self.seed is None else self.seed
+            check_seed(seed)
             found = calibrate(base, domain, self.data, rule=self.rule, accepted=self.accepted, seed=seed)
             keep_version(path)
             domain.save(path)

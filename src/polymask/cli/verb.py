@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, get_args
 
 import tyro
 
@@ -264,21 +264,27 @@ def image_files(words: list[str]) -> list[Path]:
 
 
 def recipe_overrides(name: str, *, without: Collection[str]) -> Any:
-    """A dataclass of a recipe's fields but some, each None unless it is given; truth is written as a word."""
+    """A dataclass of a recipe's fields but some, each None unless it is given; truth and nothing are words."""
     kinds = {f.name: f.type for f in fields(Recipe) if f.name not in without}
     truths: dict[Any, Any] = {bool: Literal["true", "false"], bool | None: Literal["true", "false"]}
-    kept = [(field, Optional[truths.get(kind, kind)], None) for field, kind in kinds.items()]  # noqa: UP045
+    words = {field: truths.get(kind, kind) for field, kind in kinds.items()}
+    words |= {field: kind | Literal["none"] for field, kind in words.items() if _may_be_none(kinds[field])}
+    kept = [(field, Optional[kind], None) for field, kind in words.items()]  # noqa: UP045
     options: Any = make_dataclass(name, kept, kw_only=True, namespace={"fields_of": Recipe})
     options.__doc__ = "How it trains (as the recipe has it unless given)."
     return options
 
 
+def _may_be_none(kind: Any) -> bool:
+    return type(None) in get_args(kind)
+
+
 def given_fields(overrides: Any) -> dict[str, Any]:
     """Those of the fields that were given."""
     values = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
-    truths = {"true": True, "false": False}
+    words = {"true": True, "false": False, "none": None}
     return {
-        name: truths.get(value, value) if isinstance(value, str) else value
+        name: words.get(value, value) if isinstance(value, str) else value
         for name, value in values.items()
         if value is not None
     }

@@ -118,14 +118,14 @@ def convert_all(
             continue
         pack = out / f"{name}{SUFFIX}"
         try:
-            made_from = f"{options.key(base, chosen, shared)}\n{_digest_of(checkpoint)}"
+            data = checkpoint.data
+            if isinstance(data, str | Path):
+                data = load_data(data, seed=options.seed, limit=options.limit)
+            made_from = f"{options.key(base, chosen, shared)}\n{_digest_of(checkpoint, data)}"
             key = hashlib.sha256(made_from.encode()).hexdigest()
             if pack.exists() and not options.force:
                 yield _kept(name, pack, checkpoint, key)
                 continue
-            data = checkpoint.data
-            if isinstance(data, str | Path):
-                data = load_data(data, seed=options.seed, limit=options.limit)
             converted = convert(
                 base,
                 Finetuned.read(base, checkpoint.path),
@@ -165,7 +165,7 @@ class _Changes:
             yield changes
 
 
-def _digest_of(checkpoint: Checkpoint) -> str:
+def _digest_of(checkpoint: Checkpoint, data: DomainData | None) -> str:
     """What a checkpoint's pack is made from: its files, names and images."""
     found = hashlib.sha256()
     try:
@@ -175,8 +175,7 @@ def _digest_of(checkpoint: Checkpoint) -> str:
                     found.update(hashlib.file_digest(stream, "sha256").digest())
     except OSError as error:
         raise ConvertError(f"{checkpoint.path} cannot be read: {error.strerror}") from error
-    data = checkpoint.data
-    images = data.train.fingerprint() if isinstance(data, DomainData) else str(data)
+    images = None if data is None else data.train.fingerprint()
     return json.dumps([found.hexdigest(), checkpoint.classes, images])
 
 

@@ -254,11 +254,12 @@ class ValueTarget(Target):
         return like.new_tensor(self.mean), like.new_tensor(self.std)
 
     def loss(self, outputs: Tensor, truth: Tensor, smoothing: float = 0.0) -> Tensor:
-        mean, std = self._moments(outputs)
-        return F.mse_loss(outputs, (truth.to(outputs.dtype) - mean) / std)
+        wide = _wide(outputs)  # 16 bits have no room for a year
+        mean, std = self._moments(wide)
+        return F.mse_loss(wide, (truth.to(wide.dtype) - mean) / std)
 
     def tally(self, outputs: Tensor, truth: Tensor) -> float:
-        return float((self.answers(outputs) - truth).abs().mean(1).sum())
+        return float((self.answers(_wide(outputs)) - truth).abs().mean(1).sum())
 
     def by_name(self, kept: Tensor, truth: Tensor) -> list[float | None]:
         return list((self.answers(kept.double()) - truth).abs().mean(0).tolist())
@@ -278,6 +279,10 @@ class ValueTarget(Target):
         self._moments(torch.empty(0))
         found = asdict(self)
         return super().note() | {name: list(found[name]) for name in ("mean", "std")}
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 CLASSES = ClassTarget()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from polymask.core.target import CLASSES, Target, strata
 from polymask.data.split import JoinedSplit, Labels, Split, SubsetSplit
 from polymask.errors import DataError, DomainError
+from polymask.files import digest
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class DomainData:
     `target` says what labels are: one class for each image, several labels, or numbers; `classes` are their names.
     `test` is None when the source has no labelled test images. `mirror` allows left-right mirroring in training.
     `squash` asks for whole images resized to the network's square, aspect ratio lost, as ImageNet-to-Sketch does with
-    its cropped sets. `notes` says what the source decided or left out, one sentence each, for a log.
+    its cropped sets. `notes` says what the source decided or left out, one sentence each, for a log. `seed` is that of
+    the cuts, where the source needed some.
     """
 
     name: str
@@ -47,6 +49,7 @@ class DomainData:
     submission: Submission | None = None
     notes: tuple[str, ...] = ()
     target: Target = CLASSES
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check_names(self.name, self.classes)
@@ -123,12 +126,17 @@ def _check_names(name: str, classes: tuple[str, ...]) -> None:
     """Names must stay apart on file systems that ignore case or spell é in another way."""
     seen: dict[str, str] = {}
     for label in classes:
-        key = unicodedata.normalize("NFC", label).casefold()
+        key = plain_name(label)
         if key in seen:
             raise DataError(
                 f"{name}: classes {seen[key]!r} and {label!r} differ at most by case; merge them or rename one"
             )
         seen[key] = label
+
+
+def plain_name(name: str) -> str:
+    """What two names have in common that some file systems take for one."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def some(names: list[str], most: int = 10) -> str:
@@ -185,13 +193,19 @@ def _quotas(count: int, shares: Sequence[float], draw: np.random.Generator) -> N
 
 def cut(split: Split, shares: Sequence[float], seed: int, name: str) -> list[Split]:
     """Cut a split into stratified parts, none of them empty."""
-    parts: list[Split] = [SubsetSplit(split, indices) for indices in stratified(strata(split.labels), shares, seed)]
-    if not all(len(part) for part in parts):
-        raise DataError(
-            f"{name}: {len(split)} images in {len(np.unique(strata(split.labels)))} classes are too few to "
-            f"cut into {len(parts)} parts; give at least 4 images of each class"
-        )
-    return parts
+    labels = strata(split.labels)
+    dealt = stratified(labels, shares, seed)
+    for place in (place for place, part in enumerate(dealt) if not len(part)):  # few images may fall to other parts
+        largest = max(range(len(dealt)), key=lambda other: len(dealt[other]))
+        there, counts = np.unique(labels[dealt[largest]], return_counts=True)
+        if counts.max() < 2:
+            raise DataError(
+                f"{name}: {len(split)} images in {len(np.unique(labels))} classes are too few to "
+                f"cut into {len(dealt)} parts; give at least 4 images of each class"
+            )
+        moved = np.flatnonzero(labels[dealt[largest]] == there[counts.argmax()])[-1:]
+        dealt[place], dealt[largest] = dealt[largest][moved], np.delete(dealt[largest], moved)
+    return [SubsetSplit(split, indices) for indices in dealt]
 
 
 Parts = tuple[Split, Split, Split | None]  # train, val and test
@@ -210,6 +224,29 @@ def complete(parts: Mapping[str, Split], seed: int, name: str) -> tuple[Parts, l
     train, val, test = cut(parts["train"], TRAIN_VAL_TEST, seed, name)
     note = f"cut into train, val and test by 70, 15 and 15 % of each class (seed {seed})"
     return (train, val, test), [note]
+
+
+_LOOKED_AT, _GRID = 16, 4
+
+
+def looks_of(split: Split) -> dict[str, str]:
+    """What tells images from others: a digest of their labels, and some of them as greys on a coarse grid, in hex."""
+    places = np.linspace(0, len(split) - 1, min(len(split), _LOOKED_AT)).astype(int)
+    greys = [np.asarray(split.image(int(p), 32).convert("L").resize((_GRID, _GRID), resample=4)) for p in places]
+    return {"labels": digest(split.labels.tobytes()), "greys": np.stack(greys).tobytes().hex()}
+
+
+def same_looks(one: Any, other: Mapping[str, str]) -> bool:
+    """Whether such a note is of the same images as another; decoders differ a little."""
+    if not isinstance(one, Mapping) or one.get("labels") != other["labels"]:
+        return False
+    if not isinstance(greys := one.get("greys"), str) or len(greys) != len(other["greys"]):
+        return False
+    try:
+        then, now = (np.frombuffer(bytes.fromhex(text), np.uint8).astype(int) for text in (greys, other["greys"]))
+    except ValueError:
+        return False
+    return int(abs(then - now).max()) <= 3
 
 
 def limited(split: Split, limit: int, seed: int, name: str) -> Split:

@@ -114,7 +114,7 @@ def domain_of(name: str, classes: Sequence[str], splits: Mapping[str, Split], se
     if len(used) < len(classes):
         notes.append(f"dropped {len(classes) - len(used)} class names that no image has")
     names = tuple(classes[label] for label in used)
-    return DomainData(name, names, *parts, mirror=may_mirror(name), notes=tuple(notes))
+    return DomainData(name, names, *parts, mirror=may_mirror(name), notes=tuple(notes), seed=seed)
 
 
 def _open(kind: Any, home: Path, arguments: Arguments, attempts: list[Arguments]) -> Any:

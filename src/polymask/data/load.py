@@ -174,6 +174,7 @@ def load_data(
     if target is not None and get_target(target).kind != data.target.kind:
         found, wanted = data.target.kind, get_target(target).kind
         raise DataError(f"{source} has {found}, not {wanted}; give a table of {wanted}, such as labels.csv")
+    data = replace(data, seed=seed)
     data.check_enough(fewest)
     if classes is not None:
         data = data.first_classes(classes)

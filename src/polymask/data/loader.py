@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,12 @@ class Loader:
     def spec(self) -> InputSpec:
         """How its images are fed."""
         return self.transform.spec
+
+    def as_later(self) -> Loader:
+        """The same with the images of later epochs in all of them."""
+        other = copy(self)
+        other.early = None
+        return other
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -36,7 +36,7 @@ from polymask.core.network import structural_copy
 from polymask.core.parts import Objective
 from polymask.core.unknown import Unknown
 from polymask.data.cache import cache_splits
-from polymask.data.images import DomainData, some
+from polymask.data.images import DomainData, plain_name, some
 from polymask.data.load import load_data
 from polymask.data.loader import Loader, loader_at
 from polymask.data.preprocess import augmenting
@@ -125,7 +125,8 @@ def check_extends(base: Base, domain: Domain, data: DomainData, way: Way) -> Non
         raise DomainError(f"way {way!r} is not known; take one of {', '.join(WAYS)}")
     if domain.classes is None or domain.target.kind != "classes" or data.target.kind != "classes":
         raise DomainError("only a domain of classes gets new ones, from images with one class each")
-    if known := [name for name in data.classes if name in domain.classes]:
+    there = {plain_name(name) for name in domain.classes}
+    if known := [name for name in data.classes if plain_name(name) in there]:
         raise DomainError(
             f"{some(known, 4)}: the domain has {'this class' if len(known) == 1 else 'these classes'} already; give a "
             "folder of new classes alone, or rename them"
@@ -135,7 +136,7 @@ def check_extends(base: Base, domain: Domain, data: DomainData, way: Way) -> Non
     if way == "norms" and not any(True for _, norm in domain.named_norms() for _ in norm.parameters()):
         raise DomainError(f"the domain ({domain.method.name}) has no norms of its own to learn; take head or mask")
     method = domain.method
-    if way == "mask" and (not method.alone or method.moves_base or len(method.stages) > 1):
+    if way != "head" and (not method.alone or method.moves_base or len(method.stages) > 1):
         raise MethodError(f"{method.name} learns in stages or with other domains, so it cannot learn on; take head")
 
 
@@ -277,4 +278,5 @@ def _measured(base: Base, old: Domain, wider: Domain, data: DomainData, way: Way
         assert after is not None
         wider.recipe[LIKENESS] = write_likeness(first * before + len(data.classes) * after)
     wider.metrics = {"new_test_accuracy": new, "bits_per_weight": bits_per_weight(base, wider)}
+    wider.metrics |= {"learned_from_val": True} if old.metrics.get("learned_from_val") else {}
     return replace(found, domain=wider.frozen())

@@ -28,7 +28,7 @@ from polymask.data.preprocess import augmenting
 from polymask.data.sets import title_of
 from polymask.errors import LostProcess, NotFinite, TrainingError
 from polymask.train.descent import begin_head
-from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, placed_batches
+from polymask.train.learner import DomainLearner, EpochRecord, JointLearner, Learner, Rounds, as_later, placed_batches
 from polymask.train.predict import all_labels
 from polymask.train.recipe import Recipe, get_recipe
 from polymask.train.regression import refit_head
@@ -127,6 +127,7 @@ def fit(
     torch.manual_seed(seed)
     domain.target = fitted_target(domain, train, recipe)
     images = partial(placed_batches, train, base, recipe)
+    later = partial(placed_batches, as_later(train), base, recipe)
     if recipe.head_start == "centred":
         with seeded(seed):
             begin_head(base, domain, images())
@@ -153,16 +154,15 @@ def fit(
             run_epochs(learner, batches, val, run, listener, stop)
             domain.restore(run.best or copied(domain.stored()))
             with seeded(seed):
-                following = domain.method.next_stage(base, domain, images)
+                following = domain.method.next_stage(base, domain, later)
             if following is None:
                 break
             domain.become(following)
             run.begin_stage()
 
     if domain.method.norm_reestimate and val is None:
-        domain.reestimate_norms(base, (batch for batch, _ in images()))
-    if recipe.refit is not None:
-        refit_head(base, domain, train, val, recipe.refit)
+        domain.reestimate_norms(base, (batch for batch, _ in later()))
+    refit_head(base, domain, train, val, recipe)
     return run.history
 
 
@@ -230,10 +230,10 @@ def fit_joint(
     if val is None:
         for domain, train in zip(domains, trains, strict=True):
             if domain.method.norm_reestimate:
-                domain.reestimate_norms(base, (batch for batch, _ in placed_batches(train, base, recipe)))
-    if recipe.refit is not None:
-        for domain, train, its in zip(domains, trains, vals, strict=True):
-            refit_head(base, domain, train, its, recipe.refit)
+                batches = placed_batches(as_later(train), base, recipe)
+                domain.reestimate_norms(base, (batch for batch, _ in batches))
+    for domain, train, its in zip(domains, trains, vals, strict=True):
+        refit_head(base, domain, train, its, recipe)
     return learner.histories
 
 
@@ -294,7 +294,7 @@ def _train_epoch(learner: Learner, train: Batches, run: Run, listener: Listener,
         found = learner.step(images, labels, run.epoch + run.step / steps)
         if not math.isfinite(found.loss):
             raise NotFinite(
-                f"the loss is {found.loss} in epoch {epoch}, step {run.step}; the rates are "
+                f"the loss is {found.loss} in epoch {epoch + 1}, step {run.step + 1}; the rates are "
                 f"{recipe.rate} and {recipe.head_rate}: try smaller ones, or look at the images"
             )
         run.step += 1

@@ -28,7 +28,7 @@ from polymask.train.fit import Listener, fit, fit_joint, training_batches
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import accuracy, evaluate, own_network
 from polymask.train.recipe import Recipe, get_recipe, method_by
-from polymask.train.state import plain
+from polymask.train.state import images_identity, plain
 
 _BATCHES = 4  # of each domain, for the agreement
 _MOST = 100  # batches at most, for the statistics of norms
@@ -176,12 +176,10 @@ def fit_all(
     return Fitted(domains, teacher.histories, learned, final, after)
 
 
-def _measured(base: Base, lesson: Lesson, domain: Domain) -> float | None:
-    """Gather the statistics of a domain's norms again, from its training images; its result on val."""
+def _measured(base: Base, lesson: Lesson, domain: Domain) -> float:
+    """Gather the statistics of a domain's norms again, from its training images; its result on val, or on those."""
     domain.reestimate_norms(base, (base.placed(images) for images, _ in islice(lesson.train.batches(0), _MOST)))
-    if lesson.val is None:
-        return None
-    found = evaluate(base, domain, lesson.val)
+    found = evaluate(base, domain, lesson.val or lesson.train)
     return -found if domain.target.lower_is_better else found
 
 
@@ -251,7 +249,8 @@ class _Teacher:
         self.histories[name] = self._fit(domain, lesson, recipe, name)
         domain.recipe = self._recipe_note()
         history = [asdict(record) for record in self.histories[name]]
-        domain.metrics = {"history": history, "options": plain(method.options())}
+        about = {"options": plain(method.options()), "images": images_identity(lesson.train)}
+        domain.metrics = {"history": history} | about
         if pack is not None:
             domain.save(pack)
         return domain
@@ -274,11 +273,14 @@ class _Teacher:
         found = (domain.method.name, plain(domain.recipe), domain.classes, domain.target.kind)
         wanted = (method.name, plain(self._recipe_note()), list(lesson.classes), get_target(lesson.target).kind)
         options = plain(method.options())  # a method that learns in stages ends with others than it began with
+        images = images_identity(lesson.train)
         if found != wanted or domain.metrics.get("options", options) != options:
             raise TrainingError(
                 f"{pack} was learned by another method, recipe, seed or classes, or with other options; resume with "
                 "the same ones, or take another folder"
             )
+        if domain.metrics.get("images", images) != images:
+            raise TrainingError(f"{pack} was learned from other images; resume with the same ones, or another folder")
         self.histories[name] = [EpochRecord(**record) for record in domain.metrics["history"]]
         return domain
 

@@ -22,7 +22,7 @@ from polymask.core.registry import new_domain
 from polymask.core.target import CLASSES, Target
 from polymask.data.batches import as_batches, parts_of
 from polymask.data.cache import cache_domain
-from polymask.data.images import DomainData
+from polymask.data.images import DomainData, looks_of
 from polymask.data.load import load_data
 from polymask.data.loader import Loader, loader_at
 from polymask.data.preprocess import eval_transform, train_transform
@@ -35,9 +35,9 @@ from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, 
 from polymask.train.recipe import Recipe, get_recipe, method_by
 from polymask.train.regression import LastHead, Seen, fit_last_head, learn_head
 from polymask.train.rounding import round_numbers
-from polymask.train.sizing import Fed, choose_test_input, measured_at, way_of
+from polymask.train.sizing import Fed, choose_test_input, measured_at, takes, way_of
 from polymask.train.state import epochs_until_stalled
-from polymask.train.unknown import calibrate_on, calibrate_seen, can_calibrate, evenly
+from polymask.train.unknown import VAL_LOOKS, calibrate_on, calibrate_seen, can_calibrate, evenly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,10 +68,9 @@ class Learned:
     val_evaluation: Evaluation | None = None  # without test: on val, before the last head learned from it
 
     def __repr__(self) -> str:
-        target, results = self.domain.target, [record.val_accuracy for record in self.history]
-        best, val, test = target.best(results), "", ""
-        if best is not None:
-            val = f", {target.text(best)} on val in epoch {results.index(best) + 1}"
+        target, metrics, val, test = self.domain.target, self.domain.metrics, "", ""
+        if (best := metrics.get(f"val_{target.metric}")) is not None:
+            val = f", {target.text(best)} on val in epoch {metrics['kept_epoch']}"
         if self.test_accuracy is not None:
             test = f", {target.text(self.test_accuracy)} on test"
         what = f"{self.domain.method.name} on {self.domain.base_name}, {len(self.domain.classes or [])} {target.kind}"
@@ -119,7 +118,9 @@ class Learned:
         count = len(self.domain.classes or [])
         if count < 2 or not self.history or self.domain.target.kind != "classes":
             return False
-        last = self.history[-1]
+        last, val = self.history[-1], self.domain.metrics.get("val_accuracy")
+        if val is not None and val > 150 / count:  # the head may be another since
+            return False
         return last.loss > 0.99 * math.log(count) and last.train_accuracy < 150 / count
 
 
@@ -175,7 +176,9 @@ def learn(
         with _reading(watched) as count:
             sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
     torch.manual_seed(seed)
-    _check_sides(recipe, data)
+    _check_ending(base, recipe, data, target)
+    for source in (sources or {}).values():
+        source.check_base(base)
     found: list[_Found] = []
     if recipe.epochs:
         domain = new_domain(base, method, data.classes, target=target)
@@ -216,6 +219,8 @@ def _settled(
     domain.recipe = recipe.to_json() | {"seed": seed, "data": data.name}
     if decoded:
         domain.recipe |= likeness_note(base, data.train)
+        domain.recipe |= {"split_seed": data.seed} if data.seed not in (None, seed) else {}
+        domain.recipe |= {VAL_LOOKS: looks_of(data.val)} if last is not None else {}
     measured: dict[str, Any] = {f"val_{target.metric}": best, f"test_{target.metric}": result}
     measured |= {"bits_per_weight": bits_per_weight(base, domain), "precision": 16 if rounded else 32}
     domain.metrics = measured | {"kept_epoch": _kept_epoch(domain.method, recipe, history, target)}
@@ -230,6 +235,9 @@ def _asked_method(
     """The method with what recipe, options and sources decide; raise where it is not for one domain by itself."""
     if isinstance(method, str):
         method = method_by(recipe, method, **options)
+    elif options:
+        raise MethodError(f"{', '.join(options)} cannot be changed in a {type(method).__name__}; make it with them")
+    method = method.at_rate(recipe.rate)
     if sources:
         method = method.drawing_on(sources)
     elif method.takes_sources:
@@ -276,10 +284,10 @@ def _trained(
         best = fed.found[way_of(fed.input)]
     elif decoded and sets.val is not None and fed.input != recipe.input(base.input, squash=data.squash):
         best = measured_at(base, domain, data.val, fed.input).value
-    elif recipe.refit is not None and sets.val is not None:
-        best = evaluate(base, domain, sets.val)
-    else:
+    elif recipe.refit is None and recipe.selection == "best" and len(domain.method.stages) == 1:
         best = domain.target.best(record.val_accuracy for record in history)
+    else:
+        best = None if sets.val is None else evaluate(base, domain, sets.val)
     return _Found(domain, history, fed.found, best, fed.seen)
 
 
@@ -289,7 +297,7 @@ def _head_alone(base: Base, data: DomainData, recipe: Recipe, listener: Listener
     listener, began = listener or Listener(), time.perf_counter()
     listener.begin(replace(recipe, epochs=1), 1, 0)
     try:
-        alone = learn_head(base, data, recipe.frozen_side)
+        alone = learn_head(base, data, recipe.frozen_side, balanced=recipe.balance is not None)
         listener.epoch(alone.record, time.perf_counter() - began)
     finally:
         listener.end()
@@ -347,8 +355,12 @@ def _planned(base: Base, data: Any, method: Method, recipe: Recipe, minutes: flo
     return plan_minutes(base, data, method, recipe, minutes).recipe
 
 
-def _check_sides(recipe: Recipe, data: Any) -> None:
-    """Raise where the recipe asks for another size of images than that of training, and cannot have it."""
+def _check_ending(base: Base, recipe: Recipe, data: Any, target: Target) -> None:
+    """Raise where the recipe asks for what cannot be had once a domain has learned: other sizes, or another head."""
+    if isinstance(recipe.refit, float) and target.kind != "classes":
+        raise TrainingError(
+            f"refit={recipe.refit:g} is for classes, and this is a domain of {target.kind}; leave it out"
+        )
     for field in ("test_side", "frozen_side"):
         if getattr(recipe, field) in (None, "auto"):  # auto: where it can be
             continue
@@ -356,6 +368,9 @@ def _check_sides(recipe: Recipe, data: Any) -> None:
             raise TrainingError(f"{field} needs images that are decoded here; give a folder, or what load_data gives")
         if field == "frozen_side" and (recipe.train_on_val or data.target.kind != "classes"):
             raise TrainingError("frozen_side is for classes, and val decides on it; leave it or train_on_val out")
+        spec = base.input.at(int(getattr(recipe, field)))
+        if not takes(base, new_domain(base, "bn-only", data.classes, target=data.target).to(base.device), spec):
+            raise TrainingError(f"{base.name} does not take images of {spec.size}; leave {field}={spec.side} out")
 
 
 def _kept_epoch(method: Method, recipe: Recipe, history: Sequence[EpochRecord], target: Target) -> int:

@@ -17,6 +17,7 @@ from polymask.core.domain import Domain
 from polymask.core.parts import Objective, Stored
 from polymask.core.target import CLASSES, Target
 from polymask.data.batches import Batches
+from polymask.data.loader import Loader
 from polymask.errors import TrainingError
 from polymask.train.descent import TapByTap, decay_pulls, descend, has_depthwise, learned_by, make_optimisers, set_rates
 from polymask.train.predict import evaluate
@@ -140,7 +141,8 @@ class DomainLearner(Learner):
     def settle(self, train: Batches, epoch: int) -> None:
         if self.domain.method.norm_reestimate:
             device = self.base.device
-            self.domain.reestimate_norms(self.base, (images.to(device) for images, _ in train.batches(epoch)))
+            batches = as_later(train).batches(epoch)
+            self.domain.reestimate_norms(self.base, (images.to(device) for images, _ in batches))
 
     def measure(self, val: Batches) -> float:
         return evaluate(self.base, self.domain, val)
@@ -270,6 +272,11 @@ def _passes(source: Batches, first: int) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         yield from source.batches(each, start)
         each, start = each + 1, 0
+
+
+def as_later(source: Batches) -> Batches:
+    """Batches of images as they are in the end, where a recipe begins with smaller ones."""
+    return source.as_later() if isinstance(source, Loader) else source
 
 
 def placed_batches(source: Batches, base: Base, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:

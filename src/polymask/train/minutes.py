@@ -119,7 +119,8 @@ def plan_minutes(
     plan = plan_for(recipe, pace, sides, len(data.train), len(data.val), left, alone=fits_heads)
     if not fits_heads:
         plan = replace(plan, recipe=replace(plan.recipe, frozen_side=None))
-    if side := side_of_trials(recipe, plan, pace, sides, data, MARGIN * left - plan.seconds):
+    side = side_of_trials(recipe, plan, pace, sides, data, MARGIN * left - plan.seconds)
+    if side and not method.takes_sources:  # whose trials would lack the masks of other domains
         plan = with_best_rate(base, data, method, plan, side, tell)
         plan = replace(plan, seconds=plan.seconds + _seconds_of_trials(pace, side, data))
     return replace(plan, seconds=plan.seconds + once)

@@ -5,7 +5,7 @@ promises are those that domains are trained by (`fit.run_epochs`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ def pretrain(
 
 def pretrain_identity(name: str, data: DomainData, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What a run is that pretrains."""
-    about = {"seed": seed, "recipe": recipe.to_json(), "network": name, "classes": list(data.classes)}
+    about = {"seed": seed, "recipe": asdict(recipe), "network": name, "classes": list(data.classes)}
     return about | {"training set": [data.name, len(data.train)]}
 
 

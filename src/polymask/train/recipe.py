@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["step", "cosine"]
 Selection = Literal["best", "last"]
-Norms = Literal["own", "shared", "affine", "stats", "bias"]
+Norms = Literal["own", "shared", "affine", "stats", "bias", "shift"]
 Balance = Literal["weights", "sampler"]
 _NEWER = (
     "head_start",
@@ -258,10 +258,12 @@ class Recipe:
     def method_options(self, norms: str) -> dict[str, Any]:
         """The options that this recipe decides for a method with this policy for norms.
 
-        Methods that share the base's norms by definition (Piggyback, say) go on doing so.
+        Methods that share the base's norms by definition (Piggyback, say) go on doing so. One that learns their shifts
+        alone takes on own statistics beside them, where the recipe has own norms.
         """
         names = ["norm_momentum", "norm_reestimate"] + (["norms"] if norms == "own" else [])
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        shift = {"norms": "shift"} if norms == "bias" and self.norms == "own" else {}
+        return shift | {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `Recipe(**object)` reads back. Newer fields are there only where they are given."""
@@ -374,6 +376,12 @@ class MethodText:
     def method(self, recipe: Recipe) -> "Method":
         """The method as the row's own recipe trains it."""
         return method_by(self.recipe(recipe), self.name, **self.options)
+
+
+def split_seed(note: Mapping[str, Any]) -> int:
+    """The seed that cut the images of a domain, by what its pack says of its recipe."""
+    found = note.get("split_seed", note.get("seed"))
+    return found if isinstance(found, int) else 0
 
 
 def method_by(recipe: Recipe, name: str, **options: Any) -> "Method":

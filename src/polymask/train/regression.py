@@ -7,7 +7,7 @@ as they are in the end finds the best one for them:
 
 by L-BFGS on all images at once, for falling λ, each from the solution before it; val chooses among them. Means and
 deviations are then part of W and b, so the head is the usual one. The same on the base's own features gives a domain
-without training.
+without training. Where a recipe balances classes, by either way, each has the same weight in the mean.
 
 **The last head.** Training images are what the network has learned from: it tells their classes apart more easily than
 those of new images, such as those of val. So when val has chosen all that it chooses, and has said what is reached, the
@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.registry import new_domain
+from polymask.core.target import CLASSES, ClassTarget
 from polymask.data.batches import Batches
 from polymask.data.images import DomainData
 from polymask.data.loader import Loader, loader_at
@@ -44,7 +45,7 @@ AT_ONCE = 16  # images for each core: what a layer makes of more does not stay i
 
 
 class Seen(NamedTuple):
-    """Features of images, float32 (N, F), and their labels (N,)."""
+    """Features of images (N, F), in 32 bits at least, and their labels (N,)."""
 
     features: Tensor
     labels: Tensor
@@ -60,36 +61,40 @@ class HeadAlone:
     val: Seen
 
 
-def learn_head(base: Base, data: DomainData, side: int) -> HeadAlone:
+def learn_head(base: Base, data: DomainData, side: int, *, balanced: bool = False) -> HeadAlone:
     """A head alone, for images of this size: no training, one pass over the images."""
     domain = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
     domain.input = replace(base.input.at(side), squash=data.squash)
     train, val = (gathered(base, domain, loader_at(s, domain.input).batches()) for s in (data.train, data.val))
-    record = fit_features(domain, train, val, STRENGTHS).record
+    record = fit_features(domain, train, val, STRENGTHS, balanced=balanced).record
     return HeadAlone(domain.restore(domain.stored()), record, train, val)
 
 
-def refit_head(
-    base: Base, domain: Domain, train: Batches, val: Batches | None, strength: float | Literal["auto"]
-) -> None:
-    """Fit the head again on the features that were learned; with val, only where that is better there.
+def refit_head(base: Base, domain: Domain, train: Batches, val: Batches | None, recipe: Recipe) -> None:
+    """Fit the head again on the features that were learned, as `recipe.refit` says; with val, where that is better.
 
     "auto" does nothing where there is nothing to choose on, no head for classes, or more images than memory may have
     room for; a number says that it must be.
     """
+    strength = recipe.refit
+    if strength is None:
+        return
     if strength == "auto" and (val is None or not fits_heads(domain) or len(getattr(train, "labels", ())) > MANY):
         return
     held_out = None if val is None else gathered(base, domain, val.batches())
-    fit_head_again(domain, gathered(base, domain, _as_at_test(train).batches()), held_out, strength)
+    seen = gathered(base, domain, _as_at_test(train).batches())
+    fit_head_again(domain, seen, held_out, strength, balanced=recipe.balance is not None)
 
 
-def fit_head_again(domain: Domain, train: Seen, val: Seen | None, strength: float | Literal["auto"]) -> None:
+def fit_head_again(
+    domain: Domain, train: Seen, val: Seen | None, strength: float | Literal["auto"], *, balanced: bool
+) -> None:
     """The same by features that were gathered before."""
     if domain.head is None or not fits_heads(domain):
         raise TrainingError(f"refit is for classes, and this is a domain of {domain.target.kind}; leave it out")
     before = copy_of_head(domain)
     reached = None if val is None else int(right_ones(domain.head, val).sum())
-    fit_features(domain, train, val, STRENGTHS if strength == "auto" else (float(strength),))
+    fit_features(domain, train, val, STRENGTHS if strength == "auto" else (float(strength),), balanced=balanced)
     if val is not None and reached is not None and int(right_ones(domain.head, val).sum()) < reached:
         put_head_back(domain, before)
 
@@ -149,12 +154,13 @@ class LastHead(NamedTuple):
     strength: float
     train: Seen
     val: Seen
+    balanced: bool
 
     def add_val(self, domain: Domain) -> None:
         """Fit the head of the domain to val too; all else of it stays."""
         both = Seen(*(torch.cat(parts) for parts in zip(self.train, self.val, strict=True)))
         stronger = [each for each in STRENGTHS if each > self.strength]  # each begins where the one before ends
-        fit_features(domain, both, None, (*stronger, self.strength))
+        fit_features(domain, both, None, (*stronger, self.strength), balanced=self.balanced)
 
 
 def fit_last_head(
@@ -175,12 +181,13 @@ def fit_last_head(
     else:
         train, val = seen
     before, head = reached_on(domain, val), copy_of_head(domain)
-    strength = fit_features(domain, train, val, STRENGTHS if recipe.refit == "auto" else (recipe.refit,)).strength
+    tried, balanced = STRENGTHS if recipe.refit == "auto" else (recipe.refit,), recipe.balance is not None
+    strength = fit_features(domain, train, val, tried, balanced=balanced).strength
     after = reached_on(domain, val)
     if clearly_better(domain, before, after):
         put_head_back(domain, head)
         return None
-    return LastHead(after.value, strength, train, val)
+    return LastHead(after.value, strength, train, val, balanced)
 
 
 def _as_at_test(train: Batches) -> Batches:
@@ -210,17 +217,23 @@ class Fit(NamedTuple):
     strength: float
 
 
-def fit_features(domain: Domain, train: Seen, held_out: Seen | None, strengths: Sequence[float]) -> Fit:
-    """Fit the head to features, for falling strengths; the best on `held_out` is kept, without it the last."""
+def fit_features(
+    domain: Domain, train: Seen, held_out: Seen | None, strengths: Sequence[float], *, balanced: bool = False
+) -> Fit:
+    """Fit the head to features, for falling strengths; the best on `held_out` is kept, without it the last.
+
+    `balanced` gives every class the same weight.
+    """
     head, labels = domain.head, train.labels
     assert head is not None
     mean, deviation = train.features.mean(0), train.features.std(0).clamp(min=1e-6)
     features = (train.features - mean) / deviation
-    weight = torch.zeros(head.out_features, head.in_features, device=features.device, requires_grad=True)
-    bias = torch.zeros(head.out_features, device=features.device, requires_grad=True)
+    weight = features.new_zeros(head.out_features, head.in_features).requires_grad_()
+    bias = features.new_zeros(head.out_features).requires_grad_()
+    counting = CLASSES.fitted(lambda: labels, "weights" if balanced else None)
     kept, best = (weight, bias), Fit(EpochRecord(0, 0.0, 0.0, None), strengths[0])
     for strength in strengths:
-        _minimise(features, labels, weight, bias, strength)
+        _minimise(features, labels, weight, bias, strength, counting)
         found = _reached(features, labels, weight, bias)
         accuracy = None
         if held_out is not None:
@@ -241,13 +254,15 @@ def _reached(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> 
     return float(cross_entropy(logits, labels)), 100 * float((logits.argmax(1) == labels).float().mean())
 
 
-def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> None:
+def _minimise(
+    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float, target: ClassTarget
+) -> None:
     steps = max(1, min(STEPS, WORK // (features.numel() * len(weight))))
     solver = torch.optim.LBFGS([weight, bias], max_iter=steps, tolerance_change=SETTLED, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         solver.zero_grad()
-        value = cross_entropy(features @ weight.T + bias, labels) + strength / 2 * weight.square().sum()
+        value = target.loss(features @ weight.T + bias, labels) + strength / 2 * weight.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -257,11 +272,12 @@ def _minimise(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, st
 
 @torch.no_grad()
 def gathered(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tensor]]) -> Seen:
-    """The features of all images, and their labels."""
+    """The features of all images, in 32 bits where the base has fewer, and their labels."""
     run, features, truths = feature_network(base, domain), [], []
+    wide = torch.promote_types(base.weight_dtype, torch.float32)
     for images, labels in batches:
         at_once = AT_ONCE * torch.get_num_threads() if base.device.type == "cpu" else len(images)
-        features += [run(part).float() for part in torch.split(base.placed(images_last(images)), at_once)]
+        features += [run(part).to(wide) for part in torch.split(base.placed(images_last(images)), at_once)]
         truths.append(labels.to(base.device))
     if not truths:
         raise DataError("there is no image to look at; give some")

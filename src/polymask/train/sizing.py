@@ -9,7 +9,7 @@ on the images: it is measured on val, from the smallest on as long as larger is 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -69,7 +69,7 @@ def choose_test_input(
         if not takes(base, domain, chosen):
             raise TrainingError(f"{base.name} does not take images of {chosen.size}; leave test_side={chosen.side} out")
         fits = recipe.refit is not None and not recipe.train_on_val
-        return Fed(chosen, {}, _fitted_at(base, domain, data, chosen, recipe.refit)[1] if fits else None)
+        return Fed(chosen, {}, _fitted_at(base, domain, data, chosen, recipe)[1] if fits else None)
     best, seen, began = spec, None, time.perf_counter()
     found = {spec: measured_at(base, domain, data.val, spec)}
     by_area = (time.perf_counter() - began) / (len(data.val) * spec.side**2)
@@ -81,7 +81,7 @@ def choose_test_input(
         if not takes(base, domain, candidate):
             break
         before = copy_of_head(domain)
-        found[candidate], there = _fitted_at(base, domain, data, candidate, recipe.refit)
+        found[candidate], there = _fitted_at(base, domain, data, candidate, recipe)
         tell(way_of(candidate), found[candidate].value)
         if clearly_better(domain, found[candidate], found[best]):
             best, seen = candidate, there
@@ -95,20 +95,20 @@ def choose_test_input(
         if clearly_better(domain, found[whole], found[best]):
             best, seen = whole, None
             if recipe.refit is not None:
-                found[whole], seen = _fitted_at(base, domain, data, whole, recipe.refit)
+                found[whole], seen = _fitted_at(base, domain, data, whole, recipe)
         tell(way_of(whole), found[whole].value)
     return Fed(best, {way_of(one): reached.value for one, reached in found.items()}, seen)
 
 
 def _fitted_at(
-    base: Base, domain: Domain, data: DomainData, spec: InputSpec, strength: float | Literal["auto"] | None
+    base: Base, domain: Domain, data: DomainData, spec: InputSpec, recipe: Recipe
 ) -> tuple[Reached, tuple[Seen, Seen] | None]:
     """What a domain reaches on val whose images are fed so, with its head fitted to train that is; features of both."""
-    too_many = strength == "auto" and len(data.train) > MANY
-    if strength is None or not fits_heads(domain) or too_many:
+    too_many = recipe.refit == "auto" and len(data.train) > MANY
+    if recipe.refit is None or not fits_heads(domain) or too_many:
         return measured_at(base, domain, data.val, spec), None
     train, val = (gathered(base, domain, loader_at(split, spec).batches()) for split in (data.train, data.val))
-    fit_head_again(domain, train, val, strength)
+    fit_head_again(domain, train, val, recipe.refit, balanced=recipe.balance is not None)
     return reached_on(domain, val), (train, val)
 
 
@@ -126,8 +126,7 @@ def measured_at(base: Base, domain: Domain, split: Split, spec: InputSpec) -> Re
 
 
 def _larger(spec: InputSpec) -> Iterator[InputSpec]:
-    for factor in TRIED:
-        side = STEP * round(factor * spec.side / STEP)
+    for side in dict.fromkeys(STEP * round(factor * spec.side / STEP) for factor in TRIED):
         if spec.side < side <= LARGEST_SIDE:
             yield spec.at(side)
 

@@ -261,7 +261,7 @@ def settings_identity(
 ) -> dict[str, Any]:
     """The same, of a domain that is not there yet."""
     named = {"name": method.name} | method.options()
-    about = {"seed": seed, "recipe": recipe.to_json(), "base": fingerprint}
+    about = {"seed": seed, "recipe": asdict(recipe), "base": fingerprint}  # with the fields that are not given
     return about | {"method": named, "classes": None if classes is None else list(classes)}
 
 

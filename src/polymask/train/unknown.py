@@ -17,13 +17,14 @@ from polymask.core.base import Base
 from polymask.core.domain import Domain
 from polymask.core.unknown import BY_DISTANCE, MOST_RANK, RULES, ZERO, Judgement, Rule, Unknown
 from polymask.data.batches import Batches, as_batches, parts_of
-from polymask.data.images import DomainData
+from polymask.data.images import DomainData, looks_of, same_looks
 from polymask.data.load import load_data
 from polymask.data.loader import Loader, loader_at
 from polymask.errors import DataError, DomainError
 from polymask.train.predict import all_labels
 from polymask.train.regression import Seen, gathered
 
+VAL_LOOKS = "val_images"  # in a recipe's note: what tells the val that a head has learned from
 RULE: Rule = "cosine"  # the best on validation images: docs/unknown.md
 WITHOUT_TRAIN: Rule = "softmax"  # the best of those that look at logits alone
 RANK = 16  # directions that are kept
@@ -84,17 +85,18 @@ def calibrate(
     check_calibrates(base, domain)
     if isinstance(data, str | Path):
         data = load_data(data, seed=seed)
-    before = domain.judgement if _learned_from_val(domain, data, seed) else None
+    before = domain.judgement if _learned_from_val(domain, data) else None
     train, val = _parts(domain, data)
     temperature = None if before is None else before.temperature
     return calibrate_on(base, domain, train, val, rule=rule, accepted=accepted, rank=rank, temperature=temperature)
 
 
-def _learned_from_val(domain: Domain, data: Any, seed: int) -> bool:
-    """Whether the head has learned from val of this source, as this seed splits it."""
+def _learned_from_val(domain: Domain, data: Any) -> bool:
+    """Whether the head has learned from these very images of val."""
     if not isinstance(data, DomainData) or not domain.metrics.get("learned_from_val"):
         return False
-    return (data.name, seed) == (domain.recipe.get("data"), domain.recipe.get("seed"))
+    val = data.with_classes_of(domain.classes or []).val
+    return same_looks(domain.recipe.get(VAL_LOOKS), looks_of(val))
 
 
 def calibrate_on(
@@ -154,7 +156,10 @@ def can_calibrate(base: Base, domain: Domain, val: Batches) -> bool:
 
 
 def evenly(train: Batches, val: Batches) -> Batches:
-    """Batches of training images as they are fed at test, in a random order, where they can be made so."""
+    """Batches of training images as they are fed at test, in a random order, where they can be made so.
+
+    Where not, `observe` takes some of every batch: sets are often sorted by class.
+    """
     if isinstance(train, Loader) and isinstance(val, Loader):
         return Loader(train.cache, val.transform, batch_size=val.batch_size, shuffle=True)
     return train
@@ -173,11 +178,13 @@ def _observed(base: Base, domain: Domain, seen: Seen) -> Observed:
 
 
 def _counted(batches: Batches, most: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    seen = 0
+    """Batches with about `most` images: the first ones of a random order, and of any other some of every batch."""
+    drawn, seen = isinstance(batches, Loader) and batches.shuffle, 0
+    each = None if most is None or drawn else max(1, math.ceil(most / len(batches)))
     for images, labels in batches.batches():
-        yield images, labels
+        yield images[:each], labels[:each]
         seen += len(labels)
-        if most is not None and seen >= most:
+        if drawn and most is not None and seen >= most:
             return
 
 
@@ -193,7 +200,7 @@ def _parts(domain: Domain, data: Any) -> tuple[Batches | None, Batches]:
         as_batches(parts[role], domain.input, domain.classes) if role in parts else None for role in ("train", "val")
     )
     assert val is not None
-    return train, val
+    return None if train is None else evenly(train, val), val
 
 
 def _report(unknown: Unknown, val: Observed) -> Calibration:
