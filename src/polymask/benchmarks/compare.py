@@ -200,8 +200,12 @@ def _compared(method: str, other: str, pairs: Mapping[str, tuple[ResultRow, Resu
             else:
                 points[f"{prefix}{domain}"] = {seed: values[seed] - against[seed] for seed in shared}
     by_domain = {domain: fmean(found.values()) for domain, found in points.items()}
-    counts = [len(found) for found in points.values()]
     over, units = _units(points, by_domain)
+    if over == "seeds":  # the mean is of those that the interval is of
+        whole = set.intersection(*map(set, points.values()))
+        points = {domain: {seed: found[seed] for seed in sorted(whole)} for domain, found in points.items()}
+        by_domain = {domain: fmean(found.values()) for domain, found in points.items()}
+    counts = [len(found) for found in points.values()]
     return Comparison(
         method,
         other,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from polymask.benchmarks.records import RESULT, DomainOutcome, LayerStatistics, Outcome, read_record
+from polymask.benchmarks.records import RESULT, DomainOutcome, LayerStatistics, Outcome, read_outcome
 from polymask.benchmarks.submission import DOMAIN_IDS, read_labels, write_submission
 from polymask.benchmarks.suites import DECATHLON, Protocol
 from polymask.core.accounting import account_fitted, bits_per_weight, component_bits
@@ -81,7 +81,23 @@ class Job:
         """What it found, if it is done."""
         if not (self.folder / RESULT).exists():
             return None
-        return Outcome.from_json(read_record(self.folder / RESULT))
+        found = read_outcome(self.folder / RESULT)
+        if differing := self._differing(found):
+            raise BenchmarkError(
+                f"{self.folder} was trained with other settings: {', '.join(differing)}; delete it, or give another "
+                "--out"
+            )
+        return found
+
+    def _differing(self, found: Outcome) -> list[str]:
+        """In which fields of recipe and method a result is of another training, as far as it tells them."""
+        text = read_method(self.trained_as)
+        recipe, method = text.recipe(self.protocol.training), text.method(self.protocol.training)
+        then, now = plain(dict(found.recipe)), plain(recipe.to_json())
+        pairs = {name: (then.get(name), now.get(name)) for name in {*then, *now} if then}
+        options, asked = plain(dict(found.options)), plain(method.options())
+        pairs |= {name: (options[name], asked[name]) for name in asked if name in options}
+        return sorted(f"{name} {old} (now {new})" for name, (old, new) in pairs.items() if old != new)
 
 
 def run_job(job: Job, listener: Listener | None = None) -> Outcome:

@@ -103,6 +103,14 @@ class JobProgress(Listener):
         self.tell(share, f"epoch {epoch + 1} · loss {loss:.3f}")
 
 
+FAILURES = (PolymaskError, RuntimeError, OSError, MemoryError)  # of a job: torch's own and full disks among them
+
+
+def failure(error: BaseException) -> str:
+    """What is said of a job that failed."""
+    return str(error) if isinstance(error, PolymaskError) else f"{type(error).__name__}: {error}"
+
+
 def _in_process(tally: Tally, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -113,8 +121,8 @@ def _in_process(tally: Tally, threads: int) -> None:
                 outcome = run_job(tally.jobs[number], JobProgress(partial(tally.progressed, number)))
             except InterruptedTraining:
                 raise
-            except PolymaskError as error:
-                tally.failed(number, str(error))
+            except FAILURES as error:
+                tally.failed(number, failure(error))
             else:
                 tally.finished(number, outcome)
     finally:
@@ -172,8 +180,8 @@ def _work(todo: Any, events: Any, threads: int) -> None:
         except InterruptedTraining:
             events.cancel_join_thread()  # nobody may be there to read what is still in it
             return
-        except PolymaskError as error:
-            events.put(("failed", number, str(error)))
+        except FAILURES as error:
+            events.put(("failed", number, failure(error)))
 
 
 def _end_with_parent() -> None:

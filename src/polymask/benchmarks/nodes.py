@@ -250,10 +250,11 @@ def _mirrored(job: Job, driver: DriverInfo) -> Iterator[tuple[Job, Listener]]:
     shared, name = SharedFolder(driver.root), shared_name(job)
     key = hashlib.sha256(f"{driver.root} {name}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir(), "polymask-jobs", key)
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed: what is shared may be newer
+    folder.mkdir(parents=True)
     mirror = Mirror(shared, name, folder)
+    mirror.pull()
     try:
-        mirror.pull()
         yield replace(job, folder=folder, base=_fetched(job.base, shared)), mirror
     finally:
         mirror.push()

@@ -12,7 +12,7 @@ from torch import nn
 
 from polymask import __version__
 from polymask.benchmarks.jobs import BaseName, Job, eval_loader, load_domain_data
-from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, Tuned, read_record
+from polymask.benchmarks.records import PLAN, DomainFacts, Outcome, Plan, Tuned, read_plan
 from polymask.benchmarks.search import Ladder, choose, ladders_of, learns_only_its_head, trials_of, with_values
 from polymask.benchmarks.suites import Protocol, Suite, deviations
 from polymask.core.base import Base
@@ -21,7 +21,7 @@ from polymask.errors import BenchmarkError, near_matches
 from polymask.files import check_name
 from polymask.nets.zoo import load_base
 from polymask.train.predict import accuracy, own_network
-from polymask.train.recipe import Recipe, read_method
+from polymask.train.recipe import Recipe, RecipeError, read_method
 from polymask.train.state import plain
 
 DOWN, UP = "down", "up"
@@ -179,8 +179,8 @@ def _trials(request: Request, plan: Plan, text: str) -> list[dict[str, Any]]:
     made = plan.tuning.get(text)
     if made is None or not trials:
         return trials
-    before = [dict(trial.values) for trial in made.trials], made.domains, made.seed
-    if made.trials and before != (trials, request.search_domains, request.search_seed):
+    before = [dict(trial.values) for trial in made.trials], made.domains  # a seed that comes later may be smaller
+    if made.trials and before != (trials, request.search_domains):
         raise BenchmarkError(
             f"{request.out} holds another search for {text} ({', '.join(made.fields)} on "
             f"{', '.join(made.domains)}); ask for the same, or give another --out"
@@ -189,7 +189,7 @@ def _trials(request: Request, plan: Plan, text: str) -> list[dict[str, Any]]:
 
 
 def _trial_jobs(request: Request, text: str, values: Mapping[str, Any]) -> list[Job]:
-    label = with_values("", values).lstrip(":").replace(":", "+")
+    label = folder_of(with_values("", values).lstrip(":"))
     searching = replace(request, directions=(DOWN,), protocol=replace(request.protocol, searching=True))
     out, trained_as = request.out / SEARCH / label, with_values(text, values)
     return _jobs(searching, text, trained_as, request.search_seed, out, request.search_domains)
@@ -210,7 +210,7 @@ def _own_accuracy(base: Base, name: str, source: str, protocol: Protocol, cache:
 
 
 def _earlier(out: Path) -> Plan | None:
-    return Plan.from_json(read_record(out / PLAN)) if (out / PLAN).exists() else None
+    return read_plan(out / PLAN) if (out / PLAN).exists() else None
 
 
 def _check_same(out: Path, plan: Plan) -> None:
@@ -223,12 +223,19 @@ def _check_same(out: Path, plan: Plan) -> None:
     for field in fields(Plan):
         then, now = getattr(before, field.name), getattr(plan, field.name)
         if field.name == "recipe":  # a plan of an earlier version lacks what was not there yet
-            then = plain(Recipe(**then).to_json())
+            then = plain(_recipe_of(out, then).to_json())
         if field.name not in _MAY_GROW and then != now:
             raise BenchmarkError(
                 f"{out} holds runs with another {field.name} ({then}; now {now}); ask for the "
                 "same, or give another --out"
             )
+
+
+def _recipe_of(out: Path, fields: Mapping[str, Any]) -> Recipe:
+    try:
+        return Recipe(**fields)
+    except (TypeError, RecipeError) as error:
+        raise BenchmarkError(f"{out / PLAN} has a recipe of another version ({error}); give another --out") from error
 
 
 def _differing(before: Mapping[str, DomainFacts], now: Mapping[str, DomainFacts]) -> str:
@@ -243,6 +250,11 @@ def _differing(before: Mapping[str, DomainFacts], now: Mapping[str, DomainFacts]
             if old != new:
                 return f"other images of {name} ({field.name}: {old}; now {new})"
     return ""
+
+
+def folder_of(text: str) -> str:
+    """A folder's name for a method with its options, which may have a path among them."""
+    return text.replace(":", "+").replace("/", "_").replace("\\", "_")
 
 
 def _jobs(request: Request, text: str, trained_as: str, seed: int, out: Path, names: Sequence[str]) -> list[Job]:
@@ -267,7 +279,7 @@ def _jobs(request: Request, text: str, trained_as: str, seed: int, out: Path, na
             direction=direction,
             protocol=protocol,
             total=len(suite.domains) + 1,
-            folder=out / text.replace(":", "+") / part / f"seed-{seed}",
+            folder=out / folder_of(text) / part / f"seed-{seed}",
             own=suite.own,
             cache=request.cache,
         )

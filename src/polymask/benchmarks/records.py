@@ -237,18 +237,29 @@ class Runs:
 def read_runs(folder: str | Path) -> Runs:
     """Read a folder of runs; jobs that are not done are not in it."""
     folder = Path(folder)
-    plan = Plan.from_json(read_record(folder / PLAN))
-    found = []
-    for file in sorted(folder.glob(f"*/*/*/{RESULT}")):
-        try:
-            found.append(Outcome.from_json(read_record(file)))
-        except (KeyError, TypeError) as error:
-            raise BenchmarkError(
-                f"{file} is not a result of this version ({error}); delete it and run again"
-            ) from error
+    plan = read_plan(folder / PLAN)
+    found = [read_outcome(file) for file in sorted(folder.glob(f"*/*/*/{RESULT}"))]
     rank = {method: place for place, method in enumerate(plan.methods)}
     found.sort(key=lambda o: (rank.get(o.method, len(rank)), o.method, o.direction, o.seed))
     return Runs(plan, tuple(found))
+
+
+def read_plan(file: Path) -> Plan:
+    """The plan that a folder of runs has."""
+    content = read_record(file)
+    try:
+        return Plan.from_json(content)
+    except (KeyError, TypeError) as error:
+        raise BenchmarkError(f"{file} is not a plan of this version ({error}); give another folder") from error
+
+
+def read_outcome(file: Path) -> Outcome:
+    """What a job found, from its file."""
+    content = read_record(file)
+    try:
+        return Outcome.from_json(content)
+    except (KeyError, TypeError) as error:
+        raise BenchmarkError(f"{file} is not a result of this version ({error}); delete it and run again") from error
 
 
 def read_record(path: Path) -> dict[str, Any]:

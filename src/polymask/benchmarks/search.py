@@ -74,11 +74,17 @@ def choose(
     ends = [
         f"{ladder.field}={write_value(best.values[ladder.field])}"
         for ladder in ladders
-        if len(ladder.values) > 1 and best.values[ladder.field] in (min(ladder.values), max(ladder.values))
+        if best.values[ladder.field] in _ends(ladder)
     ]
     remark = f"{', '.join(ends)} is at the end of its ladder" if ends else ""
     fields = tuple(ladder.field for ladder in ladders)
     return Tuned(fields, tuple(domains), seed, found, dict(best.values), remark)
+
+
+def _ends(ladder: Ladder) -> tuple[float, ...]:
+    """The smallest and the largest value; words have no ends."""
+    numbers = [value for value in ladder.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return (min(numbers), max(numbers)) if 1 < len(numbers) == len(ladder.values) else ()
 
 
 def trials_of(text: str, ladders: Sequence[Ladder]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import tyro
 
 from polymask.cli.verb import BaseVerb, check_seed, given_fields, number_text, recipe_overrides, table
 from polymask.errors import BenchmarkError
+from polymask.files import locked
 from polymask.train.recipe import get_recipe
 
 if TYPE_CHECKING:
@@ -87,13 +88,19 @@ class BenchmarkVerb(BaseVerb):
         return ["PIL"] + (["ray"] if self.engine == "ray" else [])
 
     def run(self) -> dict[str, Any]:
+        from polymask.benchmarks.records import PLAN
+
+        request = self.request()
+        with locked(self.out / PLAN):  # two at once would lose each other's rows
+            return self._run(request)
+
+    def _run(self, request: "Request") -> dict[str, Any]:
         from polymask.benchmarks.findings import summarise
         from polymask.benchmarks.jobs import write_submissions
         from polymask.benchmarks.planning import conclude, final_jobs, make_plan, search_jobs
         from polymask.benchmarks.tables import settings_text
         from polymask.core.network import choose_device
 
-        request = self.request()
         plan = make_plan(request)
         if self.engine == "local":  # nodes of a cluster choose their own
             self.say_device(choose_device(self.device))
