@@ -133,8 +133,9 @@ class Tables:
                 into, w = made[begin : begin + BLOCK // 8], rows[begin : begin + BLOCK // 8]
                 places, shifts = _scratch.places[: len(w)], _scratch.shifts[: len(w)]
                 places[:] = octets[begin : begin + len(w)]
-                np.multiply(scale.take(places, 0, into, "clip"), w, into)
-                np.add(into, shift.take(places, 0, shifts, "clip"), into)
+                # An octet is never out of bounds, and "wrap" finds that out soonest.
+                np.multiply(scale.take(places, 0, into, "wrap"), w, into)
+                np.add(into, shift.take(places, 0, shifts, "wrap"), into)
             if left := len(weights) - 8 * whole:
                 row = octets[whole]
                 target[-left:] = scale[row, :left] * weights[-left:] + shift[row, :left]
