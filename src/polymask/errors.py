@@ -39,6 +39,10 @@ class FileError(PolymaskError):
     """A file cannot be written."""
 
 
+class FileBusy(FileError):  # noqa: N818 - a state of things more than a fault
+    """A file is being written by another process."""
+
+
 class PackError(PolymaskError):
     """A pack is damaged, foreign, or made for another base."""
 

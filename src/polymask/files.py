@@ -17,7 +17,7 @@ from threading import get_ident
 from typing import IO, Any
 
 from polymask import __version__
-from polymask.errors import DomainError, FileError, PolymaskError
+from polymask.errors import DomainError, FileBusy, FileError, PolymaskError
 
 SUFFIX = ".safetensors"  # of packs, and of bases' files
 PACK_KEY = "polymask"  # of a pack's manifest, in the metadata of safetensors
@@ -68,7 +68,7 @@ def locked(path: Path) -> Iterator[None]:
         file = _open_alone(lock)
         if file is None:
             who = lock.read_text(errors="replace")[:200] or "another process"
-            raise FileError(f"{path} is being made by {who}; wait until it is done, or choose another name")
+            raise FileBusy(f"{path} is being made by {who}; wait until it is done, or choose another name")
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}") from error
     try:

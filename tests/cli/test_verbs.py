@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import polymask as pm
 from image_folders import draw_image, make_folder
 from polymask.cli import main, report
+from polymask.library.versions import keep_version
 from polymask.nets.zoo import import_torchvision
 
 SMALL = ["--data", "pictures", "--side", "32", "--epochs", "2"]
@@ -377,6 +378,7 @@ def test_learn_from_other_domains_remove_and_bake(room, printed, capsys):
     assert main(["learn", "mixed", *SMALL, "--method", "affine-mix", "--epochs", "1", "--from", "auto:3", *out]) == 0
     assert "drawing on the masks of source" in capsys.readouterr().err
     library = ["--library", "crossed"]
+    keep_version(room / "crossed" / "source.safetensors")  # it goes with its pack
     for words, problem in [
         (["learn", "more", *SMALL, "--method", "affine-mix", *out], "affine-mix needs --from"),
         (["learn", "more", *SMALL, "--from", "source", *out], "affine-centred takes no --from"),
@@ -392,4 +394,5 @@ def test_learn_from_other_domains_remove_and_bake(room, printed, capsys):
     assert found["sources"] == ["source"]
     assert found["bytes"] > found["bytes_before"]
     assert printed("remove", "source", *library)["broken"] == []
+    assert [path.name for path in (room / "crossed").glob("source*")] == ["source.run"]
     assert printed("predict", "mixed", image, *library) == [before]

@@ -15,7 +15,7 @@ from polymask.errors import DomainError, HubError, MethodError, PackError, PackU
 from polymask.library.versions import keep_version
 from polymask.lifelong.cross import nearest_sources, open_sources
 from polymask.methods.affine.cross import CrossTransform, masks_of
-from polymask.pack.sources import dependents
+from polymask.pack.sources import dependents, drawing_on
 from serving import BASE, BYTES, LOCAL, make_app, picture, text
 
 RECIPE = pm.get_recipe("quick", epochs=1, batch_size=8, side=16)
@@ -205,6 +205,20 @@ def test_what_others_draw_on_is_known(library):
     assert dependents(library / "first.safetensors") == ["affine-mix"]
     keep_version(library / "first.safetensors")
     assert dependents(library / "first.safetensors") == []
+
+
+def test_who_draws_on_a_version_is_known_when_the_pack_with_its_versions_is_to_go(library):
+    path = library / "first.safetensors"
+    assert drawing_on(path) == ["affine-cross", "affine-mix"]
+    keep_version(path)
+    trained(BASE, seed=9).save(path)
+    assert (dependents(path), drawing_on(path)) == ([], ["affine-cross", "affine-mix"])
+    assert drawing_on(library / "affine-cross.safetensors") == drawing_on(library / "nobody.safetensors") == []
+    with TestClient(make_app(library), base_url=LOCAL) as client:
+        reply = client.delete("/v1/domains/first")
+    assert reply.status_code == 409
+    assert "affine-cross, affine-mix draw on the masks of first" in reply.json()["error"]
+    assert load(library, "affine-mix").classes == ["a", "b"]
 
 
 def test_sources_are_chosen_by_name_or_by_likeness(library):

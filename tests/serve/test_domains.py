@@ -10,7 +10,8 @@ import polymask as pm
 from nets import trained
 from polymask.data.images import DomainData
 from polymask.data.split import ArraySplit
-from polymask.errors import PackUnavailable
+from polymask.errors import FileError, PackUnavailable
+from polymask.files import locked
 from polymask.library.versions import keep_version
 from serving import BASE, BYTES, LOCAL, expected, library, make_app, pack, picture, text
 
@@ -323,7 +324,42 @@ def test_a_pack_is_not_put_in_the_place_of_its_own_source(client, folder, tmp_pa
     assert (folder / "d0.safetensors").read_bytes() == before
 
 
-def test_a_deleted_domain_leaves_no_images_behind(client, folder):
+def test_a_deleted_domain_leaves_no_images_and_no_versions_behind(client, folder):
     (folder / "d0.exemplars").write_bytes(b"images")
+    keep_version(folder / "d0.safetensors")
+    keep_version(folder / "d1.safetensors")
     assert client.delete("/v1/domains/d0").status_code == 204
-    assert not (folder / "d0.exemplars").exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["d1.safetensors", "d1@1.version"]
+
+
+def test_what_another_process_is_changing_is_not_changed_and_the_client_may_come_back(client, folder, tmp_path):
+    path, data = folder / "d0.safetensors", pack(tmp_path / "x.safetensors", classes=4)
+    keep_version(path)
+    before = pack(path, classes=3, seed=9)
+    with locked(path):
+        replies = [
+            client.put("/v1/domains/d0", content=data, headers=BYTES),
+            client.delete("/v1/domains/d0"),
+            client.post("/v1/domains/d0/rollback"),
+        ]
+        assert path.read_bytes() == before
+    for reply in replies:
+        assert (reply.status_code, reply.headers["retry-after"]) == (409, "5")
+        assert "d0 is being changed by another process" in reply.json()["error"]
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
+    assert (folder / "d0@1.version").is_file()
+    assert client.put("/v1/domains/d0", content=data, headers=BYTES).status_code == 200
+    assert path.read_bytes() == data
+
+
+def test_a_rollback_for_which_there_is_no_room_says_so(client, folder, monkeypatch):
+    def full(path, data):
+        raise FileError(f"{path} cannot be written: No space left on device")
+
+    path = folder / "d0.safetensors"
+    keep_version(path)
+    now = pack(path, classes=4, seed=9)
+    monkeypatch.setattr("polymask.library.versions.write_atomically", full)
+    reply = client.post("/v1/domains/d0/rollback")
+    assert (reply.status_code, "No space left" in reply.text, str(folder) in reply.text) == (507, True, False)
+    assert path.read_bytes() == now

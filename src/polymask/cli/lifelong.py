@@ -187,27 +187,26 @@ class BakeVerb(ChangeVerb, PackVerb):
 
 @dataclass(kw_only=True)
 class RemoveVerb(ChangeVerb):
-    """Remove a domain's pack; refused where others draw on its masks."""
+    """Remove a domain's pack, versions and exemplars; refused where others draw on its masks."""
 
     force: bool = False
     """Remove it though others draw on it, and say which ones that breaks."""
 
     def run(self) -> dict[str, Any]:
-        from polymask.lifelong.exemplars import exemplars_path
-        from polymask.pack.sources import dependents
+        from polymask.lifelong.removal import remove_pack
+        from polymask.pack.sources import drawing_on
 
         path = self.own_path()
         if not path.is_file():
             raise DomainError(f"there is no pack {path}")
         with locked(path):
-            users = dependents(path)
+            users = drawing_on(path)
             if users and not self.force:
                 raise DomainError(
                     f"{', '.join(users)} draw on the masks of {self.pack}; polymask bake them first, or --force to "
                     "break them"
                 )
-            path.unlink()
-            exemplars_path(path).unlink(missing_ok=True)
+            remove_pack(path)
         return {"pack": str(path), "broken": users}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:

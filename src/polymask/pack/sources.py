@@ -111,13 +111,21 @@ def dependents(path: Path) -> list[str]:
 
     None do on one that is damaged: its masks are lost to them already.
     """
-    name = path.name.removesuffix(SUFFIX)
-    users = [(other, digest) for other in packs_in(path.parent) for digest in _drawn_from(other, name)]
+    users = _users(path)
     if not users or not path.is_file():
         return []
     mine = digest_or_none(path)
-    kept = {digest_or_none(version) for version in path.parent.glob(f"{name}@*.version")}
-    return sorted({other.name.removesuffix(SUFFIX) for other, digest in users if digest == mine and mine not in kept})
+    kept = set(map(digest_or_none, _versions(path)))
+    return sorted({other for other, digest in users if digest == mine and mine not in kept})
+
+
+def drawing_on(path: Path) -> list[str]:
+    """The names of the packs beside `path` that draw on its masks, or on those of a version of it that is kept."""
+    users = _users(path)
+    if not users or not path.is_file():
+        return []
+    there = set(map(digest_or_none, (path, *_versions(path))))
+    return sorted({other for other, digest in users if digest in there})
 
 
 def digest_or_none(path: Path) -> str | None:
@@ -128,6 +136,20 @@ def digest_or_none(path: Path) -> str | None:
         raise
     except PackError:
         return None
+
+
+def _users(path: Path) -> list[tuple[str, str]]:
+    """(name, digest of masks) of the packs beside `path` that name it as a source."""
+    name = path.name.removesuffix(SUFFIX)
+    return [
+        (other.name.removesuffix(SUFFIX), digest)
+        for other in packs_in(path.parent)
+        for digest in _drawn_from(other, name)
+    ]
+
+
+def _versions(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.name.removesuffix(SUFFIX)}@*.version"))
 
 
 def _drawn_from(path: Path, name: str) -> Iterator[str]:

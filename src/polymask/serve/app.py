@@ -264,7 +264,7 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
 
     @routes.post(
         "/v1/domains/{name}/rollback",
-        responses=problems(403, 404, 409, 503),
+        responses=problems(403, 404, 409, 503, 507),
         dependencies=[writer],
         summary="Bring back a version of a pack, by default the one before",
     )
@@ -277,7 +277,7 @@ def domains_router(settings: Settings, engine: Engine) -> APIRouter:
     @routes.delete(
         "/v1/domains/{name}",
         status_code=204,
-        responses=problems(403, 404, 409, 507),
+        responses=problems(403, 404, 409, 503, 507),
         dependencies=[writer],
         summary="Delete a pack; refused where others draw on its masks, unless `force`",
     )

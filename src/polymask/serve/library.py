@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,13 +25,13 @@ from polymask.core.input import InputSpec
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, read_judgement
 from polymask.data.cache import short_side
-from polymask.errors import DomainError, PackError, PackUnavailable, PolymaskError
-from polymask.files import SUFFIX, check_name
+from polymask.errors import DomainError, FileBusy, FileError, PackError, PackUnavailable, PolymaskError
+from polymask.files import SUFFIX, check_name, locked
 from polymask.library.versions import kept_versions, rollback
-from polymask.lifelong.exemplars import exemplars_path
+from polymask.lifelong.removal import remove_pack
 from polymask.pack.format import PackInfo, inspect
 from polymask.pack.mould import Kind, Mould, kind_of, poured
-from polymask.pack.sources import check_sources, dependents, digest_or_none, masks_digest
+from polymask.pack.sources import check_sources, dependents, digest_or_none, drawing_on, masks_digest
 from polymask.pack.storing import load_domain, target_of
 from polymask.serve.settings import Refusal, ServeError, no_domain
 from polymask.train.predict import read_likeness
@@ -83,6 +83,7 @@ class Library:
             raise ServeError(f"there is no library at {folder}; give a folder of packs")
         self.folder, self.base, self.max_side, self._forget = folder, base, max_side, forget
         self._lock = threading.Lock()
+        self._changing = threading.Lock()  # requests of this process wait for each other, and are not refused
         self._known: dict[str, Entry] = {}
         self._rejected: dict[str, tuple[Stamp, str]] = {}
         self._unread: dict[str, str] = {}  # what the last look could not read, or no domain can be named, and why
@@ -201,13 +202,14 @@ class Library:
             entry = Entry(name, upload, (0, 0, 0), inspect(upload))
             self._check_head(entry)
             check_sources(path, load_domain(upload, self.base).method)
-            if not force and path.is_file() and masks_digest(upload) != digest_or_none(path):
-                self._check_unused(path, name, "replace", force=force)
             with upload.open("rb") as file:
                 os.fsync(file.fileno())
             upload.chmod(0o644)
-            created = not path.exists()
-            upload.replace(path)
+            with self._alone(path, name):
+                if not force and path.is_file() and masks_digest(upload) != digest_or_none(path):
+                    self._check_unused(path, name, dependents, "replace")
+                created = not path.exists()
+                upload.replace(path)
         except Refusal:
             raise
         except PolymaskError as error:
@@ -219,12 +221,13 @@ class Library:
         return created
 
     def remove(self, name: str, *, force: bool = False) -> None:
-        """Delete a pack; refused where others draw on its masks, unless that is meant."""
+        """Delete a pack and what was kept for it; refused where others draw on its masks, unless that is meant."""
         path = self._path(name)
-        self._check_unused(path, name, "delete", force=force)
         try:
-            path.unlink()
-            exemplars_path(path).unlink(missing_ok=True)
+            with self._alone(path, name):
+                if not force:
+                    self._check_unused(path, name, drawing_on, "delete")
+                remove_pack(path)
         except FileNotFoundError as error:
             raise no_domain(name) from error
         except OSError as error:
@@ -241,13 +244,22 @@ class Library:
         if not path.is_file():
             raise no_domain(name)
         try:
-            rollback(path, to)
+            with self._changing, _told_of_others(path, name):
+                rollback(path, to)
+        except Refusal:
+            raise
         except PolymaskError as error:
             raise Refusal(409, _without_paths(str(error), path)) from error
 
-    def _check_unused(self, path: Path, name: str, what: str, *, force: bool) -> None:
+    @contextlib.contextmanager
+    def _alone(self, path: Path, name: str) -> Iterator[None]:
+        """Be the only one that changes a domain; refused while another process does."""
+        with self._changing, _told_of_others(path, name), locked(path):
+            yield
+
+    def _check_unused(self, path: Path, name: str, users_of: Callable[[Path], list[str]], what: str) -> None:
         try:
-            users = [] if force else dependents(path)
+            users = users_of(path)
         except OSError:  # gone: nobody can draw on it
             users = []
         except PackUnavailable as error:  # who draws on it is not known
@@ -295,6 +307,17 @@ class Library:
             old = self._known.pop(name, None)
         if old is not None:
             self._forget(old.key)
+
+
+@contextlib.contextmanager
+def _told_of_others(path: Path, name: str) -> Iterator[None]:
+    """Refuse where another process has the pack, or its files cannot be written."""
+    try:
+        yield
+    except FileBusy as error:
+        raise Refusal(409, f"{name} is being changed by another process; try again later", retry=5) from error
+    except FileError as error:
+        raise Refusal(507, _without_paths(str(error), path)) from error
 
 
 def _stamp(path: Path) -> Stamp | None:
