@@ -5,14 +5,18 @@ import json
 import socket
 import threading
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from nets import trained
+from polymask.data.split import ArraySplit
 from polymask.errors import PolymaskError
 from polymask.serve import Settings
 from polymask.serve.security import Bodies
 from polymask.serve.settings import Refusal
-from serving import BYTES, JSON, LOCAL, PATIENCE, make_app, picture, running, text
+from polymask.train.predict import likeness_note
+from serving import BASE, BYTES, JSON, LOCAL, PATIENCE, make_app, picture, running, text
 
 
 def still_answers(client):
@@ -62,12 +66,28 @@ def test_clients_that_only_announce_large_bodies_keep_no_room_from_others(folder
 
 
 def test_a_queue_that_is_full_answers_429_with_a_time(folder):
-    app = make_app(folder, max_queue=2)
+    app = make_app(folder, max_queue=3)
+    body = {"domain": "d0", "images": [text(picture())] * 2}
     with TestClient(app, base_url=LOCAL) as client:
-        body = {"domain": "d0", "images": [text(picture())] * 3}
-        reply = client.post("/v1/predict", json=body)
+        with app.state.engine.batcher.room_for(2):
+            reply = client.post("/v1/predict", json=body)
+        assert client.post("/v1/predict", json=body).status_code == 200
     assert reply.status_code == 429
     assert int(reply.headers["Retry-After"]) >= 1
+
+
+def test_a_request_that_no_empty_queue_could_take_is_not_told_to_come_back(tmp_path):
+    domain, images = trained(BASE), ArraySplit("made", np.zeros((2, 20, 20, 3), np.uint8), [0, 1])
+    domain.recipe = likeness_note(BASE, images)
+    domain.save(tmp_path / "d0.safetensors")
+    with TestClient(make_app(tmp_path, max_queue=3), base_url=LOCAL) as client:
+        named = client.post("/v1/predict", json={"domain": "d0", "images": [text(picture())] * 4})
+        found = client.post("/v1/predict/auto", json={"images": [text(picture())] * 2})  # the base runs on each first
+        assert client.post("/v1/predict/auto", json={"images": [text(picture())]}).status_code == 200
+    for reply, runs in ((named, 4), (found, 4)):
+        assert reply.status_code == 422
+        assert "Retry-After" not in reply.headers
+        assert f"{runs} runs of networks, 3 are allowed; send fewer images" in reply.json()["error"]
 
 
 def test_a_network_that_takes_too_long_answers_503(folder, monkeypatch):

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from polymask.serve.settings import busy
+from polymask.serve.settings import Refusal, busy
 
 Observe = Callable[[int, float], None]  # images and seconds of a batch
 
@@ -83,6 +83,9 @@ class Batcher(Generic[T]):
     @contextmanager
     def room_for(self, images: int) -> Iterator[None]:
         """Admit a request, or refuse it at once: what is under way is bounded."""
+        if images > self.max_queue:  # coming back would not help
+            message = f"the request takes {images} runs of networks, {self.max_queue} are allowed; send fewer images"
+            raise Refusal(422, message)
         if self.admitted + images > self.max_queue:
             raise busy(f"{self.admitted} images are waiting already", self.admitted * self._seconds_each)
         self.admitted += images
