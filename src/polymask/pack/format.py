@@ -20,7 +20,7 @@ from polymask import __version__
 from polymask.errors import FileError, PackError, PackUnavailable
 from polymask.files import NAME, PACK_KEY, SUFFIX, check_fields, json_object, write_atomically
 from polymask.pack.codec import CODECS, BitArray
-from polymask.pack.layout import LARGEST, TYPES, Layout, check_codings, gather, spread
+from polymask.pack.layout import TYPES, Layout, check_codings, gather, is_shape, spread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -279,8 +279,7 @@ def _manifest(path: str | Path, content: dict[str, Any]) -> Manifest:
     expect("classes", classes is None or is_names, "a list of names, or null")
     for name, how in content["bits"].items():
         good = isinstance(how, dict) and how.keys() == {"shape", "codec"}
-        good = good and how["codec"] in CODECS and isinstance(how["shape"], list)
-        good = good and all(type(n) is int and 0 <= n < LARGEST for n in how["shape"])
+        good = good and how["codec"] in CODECS and is_shape(how["shape"])
         expect(f"bits of {name}", good, "a shape and a codec")
     return Manifest(**content)
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MASKS = "masks"  # the stream of all bits
 PLACES = ("transform", "norm", "route")  # whose tensors go into streams, one for each type: norm.F16
 TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "U8": "u1", "I64": "<i8"}
-LARGEST = 1 << 40  # of a size in a shape
+_LARGEST = 1 << 40  # of a size in a shape
+_MOST_SIZES = 32  # of a shape: what every numpy can hold
 _RATIO = 100  # of a text to what it is compressed to
 
 Shape = tuple[int, ...]
@@ -95,8 +96,13 @@ def _held(entries: Any) -> tuple[tuple[str, Shape], ...]:
 
 
 def _is_named_shape(name: Any, shape: Any) -> bool:
-    sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < LARGEST for n in shape)
-    return isinstance(name, str) and name.isprintable() and sizes
+    return isinstance(name, str) and name.isprintable() and is_shape(shape)
+
+
+def is_shape(shape: Any) -> bool:
+    """Whether JSON holds a tensor's shape: a few sizes, each within bounds."""
+    sizes = isinstance(shape, list) and len(shape) <= _MOST_SIZES
+    return sizes and all(type(n) is int and 0 <= n < _LARGEST for n in shape)
 
 
 def check_codings(layout: Layout, codings: Any) -> list[Coding]:
@@ -104,7 +110,7 @@ def check_codings(layout: Layout, codings: Any) -> list[Coding]:
     good = isinstance(codings, list) and len(codings) == len(layout.masks)
     for one in codings if good else ():
         good = good and isinstance(one, list) and len(one) == 2 and one[0] in CODECS
-        good = good and type(one[1]) is int and 0 <= one[1] < LARGEST
+        good = good and type(one[1]) is int and 0 <= one[1] < _LARGEST
     if not good:
         raise ValueError("a codec and a number of bytes for every mask")
     return [(codec, size) for codec, size in codings]

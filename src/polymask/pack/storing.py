@@ -31,6 +31,7 @@ RESPONSE = "base_response"  # the note of `recipe` that says what the base compu
 _APART = (RESPONSE, TARGET, SHARED, UNKNOWN, BLOCKS)  # notes that mean something, from format 1, 2, 3, 4 and 4 on
 _LIKE = 0.005  # of the largest value: another device rounds otherwise, by less
 _LARGEST_IMAGE = 3 * 2048 * 2048
+_LARGEST_SIDE = 4096  # pixels of a side that images are resized to
 Array = np.ndarray[Any, Any] | BitArray  # a tensor as it stands in a pack
 
 
@@ -227,6 +228,10 @@ def facts_of(path: Path, manifest: Manifest, base: Base) -> Facts:
         spec, target = InputSpec(**manifest.input), target_of(manifest)
     except (PolymaskError, TypeError) as error:
         raise PackError(f"{path}: {error}") from error
+    if len(spec.shape) != len(base.input.shape) or spec.shape[0] != base.input.shape[0]:
+        raise PackError(f"{path}: its images are {spec.size}, and {base.name} takes {base.input.size}; it is damaged")
+    if len(spec.shape) == 3 and max(spec.shape[1:]) > _LARGEST_SIDE * spec.crop:  # resized to side / crop, then cut
+        raise PackError(f"{path}: its images would be resized to more than {_LARGEST_SIDE:,} pixels; it is damaged")
     return Facts(spec, target, _checked_response(path, base, manifest.recipe.get(RESPONSE)))
 
 
