@@ -299,3 +299,25 @@ def test_a_network_of_transformers_is_fed_as_its_folder_says(tmp_path, notes, si
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(notes))
     spec = _transformers_input(tmp_path / "preprocessor_config.json", object())
     assert (spec.side, spec.crop) == (side, crop)
+
+
+def test_what_a_base_computes_is_told_while_it_runs_with_other_tensors_and_in_another_mode():
+    base, shape, found = tiny_base(), (3, 20, 20), []
+    expected = tiny_base().response(shape)
+
+    def ask(module, inputs, output):  # as another thread may
+        if not found:
+            found.append(base.response(shape))
+
+    others = {name: torch.zeros_like(base.tensor(name)) for name in base.sites}
+    with base.hooked({"stem": ask}), base.training(list(base.norms)):
+        base.run(others, batch()[0])
+    assert found == [expected]
+
+
+def test_what_a_base_computes_is_of_its_tensors_as_they_are_now():
+    base, wide = tiny_base(), tiny_base().apply(torch.Tensor.double)
+    assert wide.response((3, 20, 20)) == pytest.approx(base.response((3, 20, 20)), rel=1e-4, abs=1e-5)
+    name = next(iter(base.sites))
+    base.relocate({name: base.tensor(name).clone()})
+    assert base.response((3, 24, 24)) == tiny_base().response((3, 24, 24))

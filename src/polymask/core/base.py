@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from polymask.core.input import InputSpec
 from polymask.core.network import (
+    copy_with,
     digest_tensors,
     exchange_tensors,
     features_of,
@@ -66,6 +67,7 @@ class Base:
         self.norms: dict[str, Norm] = found.norms
         self.trains_channels_last = trains_channels_last(self.net)
         self._tensors = dict(named_tensors(self.net))
+        self._form = _without_values(self.net)
         self.fingerprint = "" if first.is_meta else fingerprint(self.net)
         self._responses: dict[tuple[int, ...], list[float]] = {}
 
@@ -208,7 +210,8 @@ class Base:
         if shape not in self._responses and self.fingerprint:
             pixels = torch.arange(math.prod(shape), device=self.device, dtype=torch.float32)
             image = (0.37 * pixels).sin().view(1, *shape)  # nothing random: it is the same everywhere
-            found = features_of(self.net(image.to(self.dtype)))
+            net = copy_with(self._form, self._tensors)  # another thread may be running `net` with other tensors
+            found = features_of(net(image.to(self.dtype)))
             maps = found.values() if isinstance(found, Mapping) else [found] if isinstance(found, Tensor) else found
             values = torch.cat([one.flatten().float().cpu() for one in maps])
             some = torch.linspace(0, len(values) - 1, min(16, len(values)), device="cpu").long()
@@ -271,6 +274,11 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
             raise BaseError(f"{name} of the network has no shape yet; run the network once first")
         fresh[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
     return structural_copy(net, fresh).eval()
+
+
+def _without_values(net: nn.Module) -> nn.Module:
+    """A structural copy whose tensors are on the meta device."""
+    return structural_copy(net, {id(tensor): tensor.to("meta") for _, tensor in named_tensors(net)})
 
 
 def _real(tensor: Tensor) -> torch.dtype:
