@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import polymask as pm
 from image_folders import draw_image, make_folder
 from polymask.cli import main, report
+from polymask.cli.verb import measured_text
 from polymask.library.versions import keep_version
 from polymask.nets.zoo import import_torchvision
 
@@ -396,3 +397,17 @@ def test_learn_from_other_domains_remove_and_bake(room, printed, capsys):
     assert printed("remove", "source", *library)["broken"] == []
     assert [path.name for path in (room / "crossed").glob("source*")] == ["source.run"]
     assert printed("predict", "mixed", image, *library) == [before]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("test_accuracy", 91.25, "91.25 %"),
+        ("val_mean_average_precision", 91.25, "91.25 %"),
+        ("precision", 16, "16"),  # bits
+        ("val_mean_absolute_error", 0.123456, "0.1235"),
+        ("test_accuracy", None, "–"),
+    ],
+)
+def test_only_metrics_in_percent_are_shown_as_such(name, value, shown):
+    assert measured_text(name, value) == shown

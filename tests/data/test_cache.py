@@ -114,7 +114,25 @@ def test_damaged_images_leave_no_cache_file_behind(data: DomainData, tmp_path: P
     Path(data.val.origin(0)).write_bytes(b"")
     with pytest.raises(DataError, match="2 images cannot be used"):
         cache_domain(data, SPEC, folder=tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*.[0-9]*"))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_two_threads_that_write_one_cache_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+
+    class Meets(ArraySplit):
+        """Images, at the third of which somebody else writes them all."""
+
+        def image(self, index: int, side: int | None = None) -> np.ndarray:
+            if index == 2:
+                cache_splits([ArraySplit("made", pixels, [0] * 5)], Shrink(8), folder=tmp_path)
+            return super().image(index, side)
+
+    (cache,) = cache_splits([Meets("made", pixels, [0] * 5)], Shrink(8), folder=tmp_path, workers=1)
+    assert [cache.image(index).permute(1, 2, 0).tolist() for index in range(5)] == pixels.tolist()
+    (file,) = tmp_path.iterdir()
+    (tmp_path / "plain").touch()
+    assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode  # others may read what others may
 
 
 def test_a_cache_folder_that_cannot_be_written_is_an_error(data: DomainData, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def measured_text(name: str, value: Any) -> str:
     """A metric of a pack, rounded, with its unit where its name tells."""
     if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
-    if name.endswith(("accuracy", "precision")):
+    if name.endswith(("accuracy", "average_precision")):
         return number_text(value, unit=" %")
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 

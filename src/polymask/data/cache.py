@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -232,7 +233,7 @@ class _Filling:
         if held is not None:
             self._report(len(split))
             return held
-        unfinished = file.with_suffix(f".{os.getpid()}")
+        unfinished = file.with_name(f".{file.name}.{uuid4().hex}.tmp")  # other threads may be writing the same
         try:
             folder.mkdir(parents=True, exist_ok=True)
             try:
