@@ -50,11 +50,14 @@ def test_another_seed_gives_another_split() -> None:
     assert not np.array_equal(one, two)
 
 
-def test_a_new_class_leaves_the_others_where_they_were() -> None:
+def test_a_new_class_leaves_those_before_it_where_they_were_and_moves_those_after_it() -> None:
     old = np.repeat([0, 1], 20)
-    new = np.concatenate([old, np.full(20, 2)])
-    for before, after in zip(stratified(old, (0.7, 0.3), 3), stratified(new, (0.7, 0.3), 3), strict=True):
-        assert np.array_equal(before, after[after < 40])
+    last, between = np.concatenate([old, np.full(20, 2)]), np.concatenate([2 * old, np.full(20, 1)])
+    parts = [stratified(labels, (0.7, 0.3), 3)[0] for labels in (old, last, between)]
+    train, with_last, with_one_between = (part[part < 40] for part in parts)
+    assert np.array_equal(train, with_last)
+    assert np.array_equal(train[train < 20], with_one_between[with_one_between < 20])
+    assert not np.array_equal(train, with_one_between)
 
 
 def test_an_image_that_two_parts_could_claim_is_given_by_lot_class_by_class() -> None:

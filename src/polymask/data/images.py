@@ -163,8 +163,8 @@ def stratified(labels: Labels, shares: Sequence[float], seed: int) -> list[NDArr
     """Deal the indices of `labels` into parts, class by class.
 
     A part with share f gets floor(f n) or ceil(f n) of a class's n images, and the first part at
-    least one. Each class is dealt by its own random numbers, so that adding a class leaves the
-    others where they were. Indices are sorted within a part.
+    least one. Each class is dealt by random numbers that its label decides: adding a class leaves
+    those with smaller labels where they were. Indices are sorted within a part.
     """
     dealt: list[list[NDArray[np.int64]]] = [[] for _ in shares]
     for members, draw in _by_class(labels, seed):
