@@ -122,6 +122,15 @@ def test_with_two_domains_the_interval_is_over_seeds_and_says_so() -> None:
     assert "95 % over seeds, for these domains alone" in found.sentence
 
 
+def test_over_seeds_the_mean_is_of_the_seeds_that_all_domains_have_as_its_interval_is() -> None:
+    full = {"a": [71.0, 72.0, 99.0], "b": [71.0, 71.5]}
+    other = {"a": [70.0, 70.0, 70.0], "b": [70.0, 70.0]}
+    found = compare(table_of(x=full, y=other), "x", "y")
+    assert (found.over, found.seeds) == ("seeds", (2, 2))
+    assert found.by_domain == pytest.approx({"a": 1.5, "b": 1.25})
+    assert found.mean == pytest.approx((1.0 + 1.75) / 2)
+
+
 def test_one_seed_of_two_domains_is_too_little_to_tell_anyone_apart() -> None:
     found = compared(9.0, 8.0, seeds=(0,))
     assert (found.half_width, found.p, found.verdict) == (None, None, "cannot be told apart")

@@ -1,3 +1,4 @@
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -6,11 +7,14 @@ import pytest
 
 import polymask as pm
 from image_folders import make_decathlon, make_folder
+from made_runs import make_outcome
 from polymask.benchmarks.jobs import BaseName, load_domain_data
 from polymask.benchmarks.local import run_jobs
 from polymask.benchmarks.planning import Request, environment, final_jobs, make_plan
+from polymask.benchmarks.records import read_runs
 from polymask.benchmarks.suites import Protocol, deviations, find_suite
 from polymask.cli.benchmark import BenchmarkVerb
+from polymask.files import locked
 from polymask.train.recipe import get_recipe
 
 QUICK = get_recipe("quick", side=32, epochs=1)
@@ -237,3 +241,42 @@ def test_jobs_run_with_the_threads_that_the_plan_records(domains, tmp_path, monk
     monkeypatch.setattr("polymask.benchmarks.local.Tally.result", lambda *_: [])
     run_jobs(jobs, threads=4)
     assert seen == [4, *jobs, 6]
+
+
+def test_a_method_with_a_path_among_its_options_has_one_folder(domains, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "short.toml").write_text('recipe = "quick"\nepochs = 1\n')
+    text = f"classifier-only:recipe={tmp_path}/mine/short.toml"
+    asked = request(domains, tmp_path / "runs", methods=(text,))
+    (job, _) = final_jobs(asked, make_plan(asked))
+    folder, domain, seed = job.folder.relative_to(tmp_path / "runs").parts
+    assert folder.startswith("classifier-only+recipe=")
+    assert folder.endswith("mine_short.toml")
+    assert (domain, seed) == ("apples", "seed-0")
+    make_outcome(text, {"apples": 80.0}).write(job.folder)
+    assert [outcome.method for outcome in read_runs(tmp_path / "runs").outcomes] == [text]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda plan: plan.pop("seeds"), r"plan\.json is not a plan of this version \('seeds'\); give another folder"),
+        (lambda plan: plan["recipe"].update(colour=1), r"plan\.json has a recipe of another version \(.*colour"),
+        (lambda plan: plan["recipe"].update(epochs=-1), r"plan\.json has a recipe of another version \(.*epochs"),
+    ],
+)
+def test_a_plan_of_another_version_is_named(domains, tmp_path, change, said):
+    make_plan(request(domains, tmp_path))
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    change(plan)
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(pm.BenchmarkError, match=said):
+        make_plan(request(domains, tmp_path))
+
+
+def test_a_second_benchmark_in_a_folder_is_told_who_has_it(domains, tmp_path):
+    verb = BenchmarkVerb(benchmark=str(domains), methods="classifier-only", out=tmp_path / "runs")
+    with locked(verb.out / "plan.json"):
+        with pytest.raises(pm.FileError, match=r"plan\.json is being made by process \d+"):
+            verb.run()
+        assert not (verb.out / "plan.json").exists()

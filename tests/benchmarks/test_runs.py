@@ -6,14 +6,16 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from queue import Queue
 
 import pytest
 from rich.console import Console
 
 import polymask as pm
 from image_folders import make_decathlon, make_folder
+from made_runs import make_outcome
 from polymask.benchmarks.jobs import BaseName, run_job, write_submissions
-from polymask.benchmarks.local import Watcher, run_jobs
+from polymask.benchmarks.local import Watcher, _work, run_jobs
 from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.records import read_runs
 from polymask.benchmarks.submission import read_labels
@@ -21,7 +23,8 @@ from polymask.benchmarks.suites import Protocol, find_suite
 from polymask.cli.progress import LiveTable
 from polymask.pack.format import inspect
 from polymask.train.fit import Listener
-from polymask.train.recipe import get_recipe
+from polymask.train.recipe import get_recipe, read_method
+from polymask.train.state import plain
 
 QUICK = get_recipe("quick", side=32, epochs=2, batch_size=8)
 
@@ -247,3 +250,96 @@ def test_fields_that_change_the_batches_of_training_reach_a_benchmarks_batches(s
     assert seen[0].train.balanced
     transform, until = seen[0].train.early
     assert (transform.spec.side, until) == (24, 1)
+
+
+def write_result(job, **changes):
+    """What a job would have found, with the settings that it has or others."""
+    text = read_method(job.trained_as)
+    recipe, method = text.recipe(job.protocol.training), text.method(job.protocol.training)
+    given = {"recipe": plain(recipe.to_json()), "options": plain(method.options())}
+    made = make_outcome(job.method, {job.domains[0][0]: 80.0}, job.seed)
+    outcome = replace(made, **{name: given[name] | changes.get(name, {}) for name in given})
+    outcome.write(job.folder)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": {"epochs": 9}}, r"other settings: epochs 9 \(now 2\); delete it, or give another --out"),
+        ({"recipe": {"rate": 0.5, "patience": 3}}, r"other settings: patience 3 \(now None\), rate 0.5 \(now "),
+        ({"options": {"per": "channel"}}, r"other settings: per channel \(now layer\)"),
+    ],
+)
+def test_a_result_of_other_settings_is_not_taken_for_a_jobs_own(suite, tmp_path, changes, said):
+    _, (job, other) = ask(suite, tmp_path, ("affine-full",))
+    write_result(job, **changes)
+    write_result(other)
+    assert other.outcome() is not None
+    with pytest.raises(pm.BenchmarkError, match=said) as refused:
+        run_jobs([job, other])
+    assert str(job.folder) in str(refused.value)
+
+
+def test_a_result_that_does_not_tell_its_settings_is_a_jobs_own(suite, tmp_path):
+    _, (job, _) = ask(suite, tmp_path, ("affine-full",))
+    found = replace(write_result(job), recipe={}, options={})
+    found.write(job.folder)
+    assert job.outcome() == found
+
+
+def test_a_result_that_cannot_be_read_is_named_with_what_it_lacks(suite, tmp_path):
+    _, (job, _) = ask(suite, tmp_path)
+    job.folder.mkdir(parents=True)
+    (job.folder / "result.json").write_text('{"method": "classifier-only"}')
+    for read in (job.outcome, lambda: read_runs(tmp_path)):
+        with pytest.raises(
+            pm.BenchmarkError, match=r"is not a result of this version.*delete it and run again"
+        ) as found:
+            read()
+        assert str(job.folder / "result.json") in str(found.value)
+
+
+FULL = OSError(28, "No space left on device")
+NO_MEMORY = RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("trouble", [MemoryError("of 9 GB"), FULL, NO_MEMORY], ids=lambda error: type(error).__name__)
+def test_a_job_without_memory_or_space_fails_alone_and_says_why(suite, tmp_path, monkeypatch, trouble):
+    _, jobs = ask(suite, tmp_path)
+    outcome = make_outcome("classifier-only", {"pears": 80.0})
+
+    def run(job, listener):
+        if job is jobs[0]:
+            raise trouble
+        return outcome
+
+    class Hears(Watcher):
+        def finished(self, job, outcome):
+            done.append(job)
+
+    done = []
+    monkeypatch.setattr("polymask.benchmarks.local.run_job", run)
+    with pytest.raises(pm.BenchmarkError, match=f"1 of 2 jobs failed: .*apples.*{type(trouble).__name__}: ") as found:
+        run_jobs(jobs, watcher=Hears())
+    assert str(trouble) in str(found.value)
+    assert done == [jobs[1]]
+
+
+def test_a_process_goes_on_with_the_next_job_where_one_has_no_memory(suite, tmp_path, monkeypatch):
+    _, jobs = ask(suite, tmp_path)
+    todo, events = Queue(), Queue()
+    for item in (*enumerate(jobs), None):
+        todo.put(item)
+
+    def run(job, listener):
+        if job is jobs[0]:
+            raise MemoryError("of 9 GB")
+        return "found"
+
+    monkeypatch.setattr("polymask.benchmarks.local.run_job", run)
+    for name in ("signal.signal", "_end_with_parent", "torch.set_num_threads"):  # of a process of its own
+        monkeypatch.setattr(f"polymask.benchmarks.local.{name}", lambda *_: None)
+    _work(todo, events, 1)
+    told = [events.get() for _ in range(events.qsize())]
+    assert told == [("started", 0), ("failed", 0, "MemoryError: of 9 GB"), ("started", 1), ("finished", 1, "found")]

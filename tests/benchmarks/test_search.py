@@ -105,6 +105,18 @@ def test_the_folder_of_a_search_refuses_another_one(suite, tmp_path):
         make_plan(replace(request, search_on=("apples",)))
 
 
+def test_a_smaller_seed_that_comes_later_keeps_the_search(suite, tmp_path):
+    request = ask(suite, tmp_path, seeds=(2,))
+    plan = make_plan(request)
+    plan = conclude(request, plan, [found(50.0, job) for job in search_jobs(request, plan)])
+    later = replace(request, seeds=(1,))
+    again = make_plan(later)
+    assert search_jobs(later, again) == []
+    assert (again.tuning, again.tuning["bn-only"].seed) == (plan.tuning, 2)
+    assert {job.trained_as for job in final_jobs(later, again)} == {"bn-only:rate=0.0001"}
+    assert conclude(later, again, []).tuning == plan.tuning
+
+
 def test_a_value_that_never_ended_is_not_chosen_and_of_equals_the_first_is():
     ladders = (Ladder("", "rate", (1e-4, 1e-3, 1e-2)),)
     job = type("Job", (), {"domains": (("pears", ""),), "method": "m", "seed": 0, "direction": ""})
@@ -124,6 +136,15 @@ def test_a_value_at_the_end_of_its_ladder_is_remarked():
     trials = [({"rate": rate}, [found(100 * rate, job)]) for rate in (1e-4, 1e-3, 1e-2)]
     assert choose(ladders, ["pears"], 0, trials).remark == "rate=0.01 is at the end of its ladder"
     assert not choose(ladders, ["pears"], 0, trials[:2]).remark
+
+
+@pytest.mark.parametrize("values", [("affine", "own", "shared"), ("auto", 1.0, 0.5), (True, False), (1e-3,)])
+def test_words_and_a_single_number_have_no_ends(values):
+    job = type("Job", (), {"domains": (("pears", ""),), "method": "m", "seed": 0, "direction": ""})
+    trials = [({"option": value}, [found(50.0 - place, job)]) for place, value in enumerate(values)]
+    for order in (trials, trials[::-1]):
+        tuned = choose((Ladder("", "option", values),), ["pears"], 0, order)
+        assert (tuned.chosen, tuned.remark) == ({"option": values[0]}, "")
 
 
 def test_a_method_has_its_own_ladder_or_that_of_all_and_keeps_what_is_set_by_hand():

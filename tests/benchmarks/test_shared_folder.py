@@ -1,11 +1,16 @@
 """A job's folder and its copy at a URL."""
 
+import tempfile
 import uuid
+from pathlib import Path
 
 import pytest
 
 import polymask as pm
-from polymask.benchmarks.nodes import Mirror, SharedFolder
+from polymask.benchmarks.jobs import BaseName, Job
+from polymask.benchmarks.nodes import DriverInfo, Mirror, SharedFolder, _mirrored, shared_name
+from polymask.benchmarks.suites import Protocol
+from polymask.train.recipe import get_recipe
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -99,3 +104,41 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(pm.EngineError, match="may read and write it"):
         SharedFolder(f"file://{tmp_path}/file/runs").write("a", b"1")
+
+
+@pytest.fixture
+def remote(url, tmp_path, monkeypatch):
+    """A job that is done on a node, in the folder that an earlier worker of it left behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folder = Path("runs/bn-only/apples/seed-0")
+    job = Job(BaseName("base.safetensors"), "bn-only", "bn-only", (), 0, "", Protocol(get_recipe("quick")), 2, folder)
+    shared = SharedFolder(url)
+    shared.write("base.safetensors", b"weights")
+    shared.write(f"{shared_name(job)}/log.jsonl", b"newer")
+    driver = DriverInfo(url, ("", ""), "", "", remote=True)
+    with _mirrored(job, driver) as (here, _):
+        place = here.folder
+    write(place, log_jsonl="older", a_checkpoint="older", packs__learned__a="older")
+    (place / ".result.json.77.1.tmp").write_text("half")
+    return job, driver, shared
+
+
+def test_a_node_begins_with_what_is_shared_and_nothing_of_a_worker_that_was_killed(remote):
+    job, driver, shared = remote
+    with _mirrored(job, driver) as (here, _):
+        assert contents(here.folder) == {"log.jsonl": "newer"}
+    assert shared.names(shared_name(job)) == {"log.jsonl"}
+
+
+def test_a_node_that_cannot_read_what_is_shared_writes_nothing_there(remote, monkeypatch):
+    job, driver, shared = remote
+
+    def gone(self, folder):
+        raise pm.EngineError(f"{self.url} cannot be used")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(SharedFolder, "names", gone)
+        with pytest.raises(pm.EngineError, match="cannot be used"), _mirrored(job, driver):
+            pass
+    assert shared.names(shared_name(job)) == {"log.jsonl"}
+    assert shared.read(f"{shared_name(job)}/log.jsonl") == b"newer"
