@@ -124,6 +124,11 @@ def check_name(name: str) -> None:
         )
 
 
+def exemplars_path(pack: Path) -> Path:
+    """Where a few images of a pack's domain are kept, if any are."""
+    return pack.with_name(f"{pack.name.removesuffix(SUFFIX)}.exemplars")
+
+
 def json_object(path: str | Path, text: str | bytes, what: str, error: type[PolymaskError]) -> dict[str, Any]:
     """The JSON object that a file has as its `what`: numbers are finite, texts can be written as UTF-8."""
 

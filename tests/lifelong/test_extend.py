@@ -15,9 +15,9 @@ from polymask.data.images import DomainData
 from polymask.data.loader import loader_at
 from polymask.data.split import ArraySplit, Split
 from polymask.errors import DataError, DomainError, MethodError, PackError
+from polymask.files import exemplars_path
 from polymask.lifelong.exemplars import (
     choose_exemplars,
-    exemplars_path,
     herded,
     read_exemplars,
     with_exemplars_of,

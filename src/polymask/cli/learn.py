@@ -20,7 +20,7 @@ from polymask.cli.verb import (
     table,
 )
 from polymask.errors import MethodError, TrainingError
-from polymask.files import write_atomically
+from polymask.files import exemplars_path, write_atomically
 from polymask.train.recipe import RATES, RECIPES, Recipe, get_recipe
 
 if TYPE_CHECKING:
@@ -149,13 +149,14 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
     def train(self, recipe: Recipe, data: "DomainData") -> None:
         from polymask.core.registry import skeleton
-        from polymask.lifelong.exemplars import check_each, choose_exemplars, exemplars_path, write_exemplars
         from polymask.methods.affine.formula import set_kernels
         from polymask.report.learn_page import record_learning
         from polymask.train.learn import learn
         from polymask.train.state import settings_identity
 
         if self.keep_exemplars:
+            from polymask.lifelong.exemplars import check_each
+
             check_each(self.keep_exemplars, data)
         if self.kernels is not None:
             set_kernels(self.kernels)
@@ -190,6 +191,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
         if self.leads:
             learned.domain.save(self.out_file())
             if self.keep_exemplars:
+                from polymask.lifelong.exemplars import choose_exemplars, write_exemplars
+
                 kept = choose_exemplars(base, learned.domain, data, self.keep_exemplars)
                 write_exemplars(self.out_file(), learned.domain, *kept)
             else:  # those of a pack that was here before

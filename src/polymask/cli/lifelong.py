@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from polymask.cli.verb import NamedPack, PackVerb, check_seed, measured_text, size_text, table
 from polymask.errors import DataError, DomainError
-from polymask.files import locked
+from polymask.files import exemplars_path, locked
 from polymask.train.recipe import split_seed
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ExtendVerb(ChangeVerb, PackVerb):
     def run(self) -> dict[str, Any]:
         from polymask.data.load import load_data
         from polymask.library.versions import current_version, keep_version
-        from polymask.lifelong.exemplars import exemplars_path, read_exemplars, with_exemplars_of
+        from polymask.lifelong.exemplars import read_exemplars, with_exemplars_of
         from polymask.lifelong.extend import check_extends, extend
         from polymask.train.progress import LiveProgress
         from polymask.train.recipe import get_recipe

@@ -20,18 +20,13 @@ from polymask.data.loader import loader_at
 from polymask.data.preprocess import Preprocess
 from polymask.data.split import ArraySplit, Labels, Shrink, Split, SubsetSplit
 from polymask.errors import DataError, FileError, PackError
-from polymask.files import SUFFIX, json_object, write_atomically
+from polymask.files import exemplars_path, json_object, write_atomically
 from polymask.train.unknown import observe
 
 _KEY = "polymask-exemplars"  # of the metadata of safetensors
 _LOOKED_AT = 100  # images of a class, from which some are chosen
 _MOST = 1000  # of a class
 Kept = tuple[NDArray[np.uint8], Labels]
-
-
-def exemplars_path(pack: Path) -> Path:
-    """Where a domain's exemplars are."""
-    return pack.with_name(f"{pack.name.removesuffix(SUFFIX)}.exemplars")
 
 
 def choose_exemplars(base: Base, domain: Domain, data: DomainData, each: int) -> Kept:

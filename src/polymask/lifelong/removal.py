@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from polymask.files import SUFFIX
+from polymask.files import SUFFIX, exemplars_path
 from polymask.library.versions import kept_versions, version_path
-from polymask.lifelong.exemplars import exemplars_path
 
 
 def remove_pack(path: Path) -> None:
