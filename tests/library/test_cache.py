@@ -169,6 +169,41 @@ def test_where_the_cache_is_full_a_new_network_has_the_memory_of_the_one_that_go
         torch.testing.assert_close(said(cache, name, domains[name]), logits(base, domains[name]))
 
 
+class Meeting:
+    """A lock that, once `together` is set, nobody gets before all of them want it."""
+
+    together = threading.Barrier(1)
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __enter__(self):
+        self.together.wait(timeout=60)
+        self.lock.acquire()
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+
+def test_networks_that_are_merged_at_once_each_have_the_memory_of_one_that_goes(base, domains):
+    lock = Meeting()
+    cache = MergedCache(base, 2 * cost(base, domains["d0"]), lock=lock)
+    memory = set()
+    for name in ("d0", "d1"):
+        with cache.use(name, domains[name]) as net:
+            memory |= places(net)
+    lock.together = threading.Barrier(2)
+
+    def own(name):
+        with cache.use(name, domains[name]) as net:
+            return places(net)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(own, ("d2", "d3"))
+    assert len(first & memory) == len(second & memory) == len(base.sites)
+    assert cache.stats.evictions == 2
+
+
 @torch.no_grad()
 def test_a_network_in_use_is_not_written_to(base, domains):
     cache = MergedCache(base, cost(base, domains["d0"]))

@@ -192,7 +192,8 @@ class MergedCache:
     def _reclaimed(self, fits: Callable[[_Entry], bool]) -> _Entry | None:
         """An entry that has to go for the next one, that nobody uses, and that has something to give to it."""
         with self._lock:
-            if self._bytes + self._last <= self.budget_bytes:
+            under_way = max(1, len(self._merging))  # each takes its place; this is one of them
+            if self._bytes + under_way * self._last <= self.budget_bytes:
                 return None
             for name, entry in self._entries.items():
                 if not entry.users and fits(entry):
