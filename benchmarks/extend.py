@@ -12,7 +12,10 @@ The first step is learned as any domain, the others extend it with new classes' 
     finetuning, lwf              the whole network on the new images, without and with the old one as teacher
     retraining                   affine-centred on all images of all classes so far: the ceiling
 
-Images are the same for all, and so are recipe and epochs of every step. A finished step is kept in `--out`, its pack in
+Any number of images may be kept instead of 20. A system's text may give the rate of its later steps, such as
+`lwf:rate=1e-3`, of which the steps take a fifth as `extend` does; without, it is the recipe's. `val` is of validation
+images of all classes so far, by which rates are to be chosen: with `--out results/extend-search.json`. Images are the
+same for all, and so are recipe and epochs of every step. A finished step is kept in `--out`, its pack in
 `--work`; both are skipped when it is started again.
 """
 
@@ -34,24 +37,22 @@ from polymask.lifelong.exemplars import choose_exemplars, read_exemplars, with_e
 from polymask.train.unknown import observe
 
 METHOD = "affine-centred"  # the default of `learn`
-KEPT = 20
 SYSTEMS: dict[str, dict[str, Any]] = {
     "head": {"way": "head"},
     "norms": {"way": "norms"},
     "mask": {"way": "mask"},
-    "head+20": {"way": "head", "exemplars": True},
-    "mask+20": {"way": "mask", "exemplars": True},
     "finetuning": {"method": "finetune", "way": "mask", "teacher": 0.0},
     "lwf": {"method": "finetune", "way": "mask"},
     "retraining": {"again": True},
 }
+ASKED = "head,norms,mask,head+20,mask+20,finetuning,lwf,retraining"
 
 
 def main() -> None:
     parser = training_options(__doc__, "extend.work")
     parser.add_argument("--domain", metavar="NAME=SOURCE")
     parser.add_argument("--steps", default="52,10,10,10,10,10", help="classes of each step")
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--systems", default=ASKED)
     options = parser.parse_args()
     if options.table:
         print_table(read(options.out))
@@ -70,11 +71,14 @@ def main() -> None:
 
 def run(base, data, name, system, ends, recipe, seed, work: Path, out: Path) -> None:
     """All steps of one system, from the first that is not finished."""
-    how = dict(SYSTEMS[system])
-    method, again, keeps = how.pop("method", METHOD), how.pop("again", False), how.pop("exemplars", False)
+    text, _, rate = system.partition(":rate=")
+    way, _, keeps = text.partition("+")
+    how = dict(SYSTEMS[way])
+    method, again = how.pop("method", METHOD), how.pop("again", False)
+    later = replace(recipe, rate=float(rate), weight_rate=float(rate)) if rate else recipe
     for step, end in enumerate(ends):
         key = f"{name} {system} {seed} {step}"
-        path = work / f"{name}-{system}-{seed}" / f"step{step}.safetensors"
+        path = work / f"{name}-{system.replace(':', '-')}-{seed}" / f"step{step}.safetensors"
         if key in read(out) and path.exists():
             continue
         begin = ends[step - 1] if step else 0
@@ -82,25 +86,28 @@ def run(base, data, name, system, ends, recipe, seed, work: Path, out: Path) -> 
         if step == 0 or again:
             domain = first_step(base, now, method, recipe, seed, path, work if step == 0 else None, name)
             if keeps:
-                write_exemplars(path, domain, *choose_exemplars(base, domain, now, KEPT))
+                write_exemplars(path, domain, *choose_exemplars(base, domain, now, int(keeps)))
         else:
             before = path.with_name(f"step{step - 1}.safetensors")
             old = pm.load_domain(before, base)
             kept = read_exemplars(before, old) if keeps else None
-            domain = pm.extend(base, old, new, recipe=recipe, seed=seed, exemplars=kept, **how).domain
+            domain = pm.extend(base, old, new, recipe=later, seed=seed, exemplars=kept, **how).domain
             if kept is not None:
                 with_exemplars_of(path, base, domain, kept, new)
         domain.save(path)
         about = {"domain": name, "system": system, "seed": seed, "step": step, "classes": end, "base": base.name}
-        about |= {"recipe": recipe.to_json(), "bytes": path.stat().st_size}
+        about |= {"recipe": later.to_json(), "bytes": path.stat().st_size}
+        about["val"] = accuracies(observe(base, domain, loader_at(now.val, domain.input)), begin)["all"]
         rows = {key: about | accuracies(observed(base, domain, now), begin)}
-        if system == "mask+20":
+        if way == "mask" and keeps:
             exemplars = read_exemplars(path, domain)
             means = class_means(observe(base, domain, loader_at(exemplars, domain.input)), end)
-            row = about | {"system": "icarl"} | accuracies(observed(base, domain, now), begin, means)
-            rows[key.replace("mask+20", "icarl")] = row
+            nearest = system.replace("mask+20" if keeps == "20" else "mask", "icarl")
+            rows[key.replace(system, nearest)] = (
+                about | {"system": nearest, "val": None} | accuracies(observed(base, domain, now), begin, means)
+            )
         write(out, rows)
-        print(key, {part: rows[key][part] for part in ("old", "new", "all")}, flush=True)
+        print(key, {part: rows[key][part] for part in ("old", "new", "all", "val")}, flush=True)
 
 
 def first_step(base, data, method, recipe, seed, path: Path, shared: Path | None, name: str) -> pm.Domain:
@@ -143,12 +150,13 @@ def print_table(rows: dict[str, Any]) -> None:
         mine = [row for row in rows.values() if row["domain"] == domain]
         steps = sorted({row["step"] for row in mine})
         counts = [next(row["classes"] for row in mine if row["step"] == step) for step in steps]
-        print(f"| {domain} | {' | '.join(f'{count} classes' for count in counts)} | old at last | new at last |")
-        print("|---" * (len(steps) + 3) + "|")
+        parts = ["old", "new"] + ["val"] * any(row.get("val") is not None for row in mine)
+        heads = [domain, *(f"{count} classes" for count in counts), *(f"{part} at last" for part in parts)]
+        print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
         for system in dict.fromkeys(row["system"] for row in mine):
             its = [row for row in mine if row["system"] == system]
             cells = [mean(row["all"] for row in its if row["step"] == step) for step in steps]
-            cells += [mean(row[part] for row in its if row["step"] == steps[-1]) for part in ("old", "new")]
+            cells += [mean(row.get(part) for row in its if row["step"] == steps[-1]) for part in parts]
             print(f"| {system} | {' | '.join(cells)} |")
 
 
