@@ -335,10 +335,31 @@ def test_an_interrupted_run_with_minutes_goes_on_with_the_same_settings_alone(tm
     assert "minutes 1 → 2" in said
 
 
+def test_a_plan_of_a_version_with_fewer_fields_is_gone_on_with(tmp_path, monkeypatch):
+    verb = LearnVerb(name="one", data="photos", minutes=1, out=tmp_path)
+    monkeypatch.setattr(LearnVerb, "goes_on", True)
+    recipe, asked = pm.get_recipe("quick"), verb.asked()
+    del asked["patience"]
+    verb.plan_file.parent.mkdir(parents=True)
+    for known in (asked, asked | {"of an older one": None}):
+        verb.plan_file.write_text(json.dumps({"asked": known, "recipe": recipe.to_json()}))
+        assert verb.planned(None, None, None, None) == recipe
+
+
 def test_minutes_that_fit_the_head_again_say_so_in_the_command():
     verb = LearnVerb(name="one", data="photos", minutes=20, recipe="quick")
     verb.trained_by = pm.get_recipe("quick", refit="auto")
     assert "--refit auto" in verb.command()
+
+
+def test_what_is_left_out_is_left_out_in_the_command_too():
+    verb = LearnVerb(name="one", data="photos")
+    verb.overrides.refit = "none"
+    assert verb.command().endswith("--refit none")
+    verb = LearnVerb(name="one", data="photos", minutes=20, recipe="decathlon")
+    verb.trained_by = pm.get_recipe("decathlon", resized=None)  # a plan has no margin
+    assert "--resized none" in verb.command()
+    assert pm.get_recipe("decathlon").resized is not None
 
 
 def test_methods_that_draw_on_others_try_no_rates(base, data, monkeypatch):

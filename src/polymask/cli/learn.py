@@ -217,11 +217,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
         if self.goes_on and self.plan_file.exists():
             asked, planned = read_plan(self.plan_file)
             now = json.loads(json.dumps(self.asked()))
-            if asked != now:
-                other = ", ".join(f"{n} {asked.get(n)} → {now.get(n)}" for n in now if asked.get(n) != now.get(n))
+            names = [*now, *(name for name in asked if name not in now)]  # a plan may be of another version
+            other = [f"{n} {asked.get(n)} → {now.get(n)}" for n in names if asked.get(n) != now.get(n)]
+            if other:
                 raise TrainingError(
-                    f"{self.plan_file} is of a run with other settings: {other}; give those again to go on, or --fresh "
-                    "to start over"
+                    f"{self.plan_file} is of a run with other settings: {', '.join(other)}; give those again to go on, "
+                    "or --fresh to start over"
                 )
             return planned
         plan = plan_minutes(base, data, method, recipe, self.minutes, self.say)
@@ -250,22 +251,22 @@ class LearnVerb(TrainingVerb, BaseVerb):
         words += [] if self.limit is None else ["--limit", str(self.limit)]
         words += [] if self.target is None else ["--target", self.target]
         words += [] if self.from_ is None else ["--from", self.from_]
-        chosen = {} if self.minutes is None else {name: getattr(self.trained_by, name) for name in sorted(_PLANNED)}
-        chosen = {name: value for name, value in chosen.items() if value is not None} | self.found_fields()
-        for name, value in (given_fields(self.overrides) | chosen).items():
+        for name, value in (given_fields(self.overrides) | self.found_fields()).items():
             given = value if isinstance(value, tuple | list) else [value]
             words += [
                 f"--{name.replace('_', '-')}",
-                *(str(one).lower() if isinstance(one, bool) else str(one) for one in given),
+                *(str(one).lower() if isinstance(one, bool | None) else str(one) for one in given),
             ]
         return shlex.join(words)
 
     def found_fields(self) -> dict[str, Any]:
-        """What else --minutes decided, where it is not what the recipe has: rates that it tried, and the head's fit."""
+        """What --minutes decided: its plan, and where they are not the recipe's rates and how the head is fitted."""
         if self.minutes is None:
             return {}
         asked, found = self.chosen_recipe(), self.trained_by
-        return {n: getattr(found, n) for n in (*RATES, "refit") if getattr(found, n) != getattr(asked, n)}
+        planned = [name for name in sorted(_PLANNED) if getattr(found, name) is not None]
+        names = [*planned, *(n for n in (*sorted(_PLANNED), *RATES, "refit") if getattr(found, n) != getattr(asked, n))]
+        return {name: getattr(found, name) for name in names}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
         val = next((name for name in result if name.startswith("val_")), "val_accuracy")
