@@ -13,6 +13,7 @@ from polymask.benchmarks.local import run_jobs
 from polymask.benchmarks.planning import Request, environment, final_jobs, make_plan
 from polymask.benchmarks.records import read_runs
 from polymask.benchmarks.suites import Protocol, deviations, find_suite
+from polymask.benchmarks.tables import protocol_of, tabulate
 from polymask.cli.benchmark import BenchmarkVerb
 from polymask.files import locked
 from polymask.train.recipe import get_recipe
@@ -255,6 +256,22 @@ def test_a_method_with_a_path_among_its_options_has_one_folder(domains, tmp_path
     assert (domain, seed) == ("apples", "seed-0")
     make_outcome(text, {"apples": 80.0}).write(job.folder)
     assert [outcome.method for outcome in read_runs(tmp_path / "runs").outcomes] == [text]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text", "differing"),
+    [
+        ("quick", "classifier-only:head_start=centred", {"head_start": "centred"}),
+        ("standard", "classifier-only:refit=none", {"refit": None}),
+        ("standard", "classifier-only", {}),
+    ],
+)
+def test_a_plan_tells_rows_that_have_or_lack_a_newer_field_of_a_recipe(domains, tmp_path, recipe, text, differing):
+    protocol = Protocol(get_recipe(recipe, side=32, epochs=1), "val")
+    plan = make_plan(request(domains, tmp_path, methods=(text,), protocol=protocol))
+    assert plan.protocols.get(text, {}) == differing
+    (row,) = tabulate(read_runs(tmp_path)).rows
+    assert protocol_of(plan, row) == differing
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,8 @@ def _protocols(request: Request, plan: Plan) -> dict[str, dict[str, Any]]:
     for text in request.methods:
         row = read_method(with_values(text, plan.chosen(text))).recipe(common)
         then, now = plain(common.to_json()), plain(row.to_json())
-        found[text] = {name: now[name] for name in now if now[name] != then[name]}
+        names = [*now, *(name for name in then if name not in now)]  # newer fields are there only where they are given
+        found[text] = {name: now.get(name) for name in names if now.get(name) != then.get(name)}
     return {text: dict(differing) for text, differing in found.items() if differing}
 
 
