@@ -357,7 +357,7 @@ def _planned(base: Base, data: Any, method: Method, recipe: Recipe, minutes: flo
 
 def _check_ending(base: Base, recipe: Recipe, data: Any, target: Target) -> None:
     """Raise where the recipe asks for what cannot be had once a domain has learned: other sizes, or another head."""
-    if isinstance(recipe.refit, float) and target.kind != "classes":
+    if isinstance(recipe.refit, int | float) and target.kind != "classes":
         raise TrainingError(
             f"refit={recipe.refit:g} is for classes, and this is a domain of {target.kind}; leave it out"
         )
