@@ -20,7 +20,9 @@ from polymask.benchmarks.planning import Request, final_jobs, make_plan
 from polymask.benchmarks.records import read_runs
 from polymask.benchmarks.submission import read_labels
 from polymask.benchmarks.suites import Protocol, find_suite
+from polymask.cli import main
 from polymask.cli.progress import LiveTable
+from polymask.data.load import load_data
 from polymask.pack.format import inspect
 from polymask.train.fit import Listener
 from polymask.train.recipe import get_recipe, read_method
@@ -78,6 +80,20 @@ def test_a_job_that_was_cut_goes_on_to_the_same_result(suite, tmp_path):
     assert not (cut.folder / "packs" / "learned").exists()
     epochs = [json.loads(line) for line in (cut.folder / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in epochs if line["event"] == "epoch"][-2:] == [0, 1]
+
+
+def test_a_folder_is_cut_as_a_benchmark_cut_it_whatever_seed_it_was_trained_with(tmp_path, capsys):
+    root = tmp_path / "photos"
+    root.mkdir()
+    for name in ("apples", "pears"):  # folders of classes alone
+        (make_folder(tmp_path / "made" / name, train=12) / "train").rename(root / name)
+    _, (job, *_) = ask(find_suite(str(root), None), tmp_path / "runs", seeds=(1,))
+    run_job(job)
+    pack, data = job.folder / "packs" / "apples.safetensors", root / "apples"
+    assert main(["evaluate", str(pack), "--data", str(data), "--json"]) == 0
+    looked_at = {one["image"] for one in json.loads(capsys.readouterr().out)["hardest"]}
+    test = load_data(data, seed=0).test
+    assert looked_at == {test.origin(place) for place in range(len(test))}
 
 
 def test_what_is_done_is_read_and_not_done_again(suite, tmp_path):

@@ -9,9 +9,10 @@ import polymask as pm
 from image_folders import make_folder
 from nets import block_base, logits, tiny_base
 from polymask.errors import InterruptedTraining, TrainingError
+from polymask.pack.format import inspect
 from polymask.train.fit import Listener, fit
 from polymask.train.fit_all import Lesson, fit_all
-from polymask.train.recipe import Recipe
+from polymask.train.recipe import Recipe, split_seed
 from sequences import Interrupt
 from short_training import Fixed
 
@@ -104,6 +105,16 @@ def test_what_was_learned_from_other_images_is_not_taken_for_done(tmp_path):
             fit_all(base, lesson, method, RECIPE, folder=tmp_path / "packs", resume=True)
     with pytest.raises(TrainingError, match="was learned from other images"):
         fit_all(base, lesson, method, RECIPE, folder=tmp_path / "packs", resume=True)
+
+
+def test_a_pack_says_with_which_seed_its_images_were_cut(tmp_path):
+    here = lessons("one", "two")
+    here["two"] = dataclasses.replace(here["two"], split_seed=5)
+    for _ in range(2):  # what is done says so again
+        fitted = fit_all(tiny_base(), here, "bn-only", RECIPE, seed=3, folder=tmp_path, resume=True)
+        noted = [inspect(tmp_path / f"{name}.safetensors").manifest.recipe for name in here]
+        assert [split_seed(note) for note in noted] == [3, 5]
+        assert [domain.recipe["seed"] for domain in fitted.domains.values()] == [3, 3]
 
 
 CUTS = [

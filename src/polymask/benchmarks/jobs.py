@@ -255,7 +255,7 @@ def _lesson(base: Base, name: str, source: str, job: Job, recipe: Recipe) -> Les
     )
     selection = "last" if job.protocol.searching else job.protocol.selection
     chosen = {"last": None, "val": loaders.val, "test": loaders.test}[selection]
-    return Lesson(data.classes, train, chosen, loaders.test, spec)
+    return Lesson(data.classes, train, chosen, loaders.test, spec, split_seed=data.seed)
 
 
 @lru_cache(maxsize=12)

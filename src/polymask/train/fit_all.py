@@ -27,7 +27,7 @@ from polymask.pack.storing import load_domain
 from polymask.train.fit import Listener, fit, fit_joint, training_batches
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import accuracy, evaluate, own_network
-from polymask.train.recipe import Recipe, get_recipe, method_by
+from polymask.train.recipe import Recipe, get_recipe, method_by, seeds_note
 from polymask.train.state import images_identity, plain
 
 _BATCHES = 4  # of each domain, for the agreement
@@ -76,7 +76,8 @@ class Lesson:
     """A domain to learn: its classes, what gives its images, how they were fed, and what its labels are.
 
     Images are batches of `make_loaders`, a DataLoader, a Dataset or a Hugging Face dataset of (image, label); `train`
-    may also be a dict or tuple of train, val and test.
+    may also be a dict or tuple of train, val and test. `split_seed` is the seed that cut them, where it is another than
+    that of training: the domain's pack keeps it, so that `evaluate` and `calibrate` cut a folder alike.
     """
 
     classes: Sequence[str]
@@ -85,6 +86,7 @@ class Lesson:
     test: Any = None
     input: InputSpec | None = None  # None: as the training images have it, or the base
     target: str | Target = CLASSES
+    split_seed: int | None = None
 
     def opened(self, base: Base, recipe: Recipe, seed: int, *, resume: bool) -> Self:
         """The same with batches in place of loaders and sets."""
@@ -161,6 +163,8 @@ def fit_all(
             domain = method.finish(base, domains[name], domain, partial(_measured, base, chosen[name]))
             domains[name] = teacher.refine(name, domain, chosen[name])
             final[name] = lesson_accuracy(base, domain, chosen[name])
+    for name, domain in domains.items():
+        domain.recipe = domain.recipe | seeds_note(seed, chosen[name].split_seed)
     if folder is not None:
         for name, domain in domains.items():
             on = "val" if chosen[name].test is None else "test"

@@ -32,7 +32,7 @@ from polymask.train.evaluation import Evaluation
 from polymask.train.fit import Listener, Together, fit
 from polymask.train.learner import EpochRecord
 from polymask.train.predict import evaluate, evaluate_in_detail, likeness_note, measured_batches
-from polymask.train.recipe import Recipe, get_recipe, method_by
+from polymask.train.recipe import Recipe, get_recipe, method_by, seeds_note
 from polymask.train.regression import LastHead, Seen, fit_last_head, learn_head
 from polymask.train.rounding import round_numbers
 from polymask.train.sizing import Fed, choose_test_input, measured_at, takes, way_of
@@ -216,10 +216,9 @@ def _settled(
     if ranks is not None:
         ranks.settle(domain, best)
     result, evaluation = _measured_on_test(base, domain, sets.test, ranks)
-    domain.recipe = recipe.to_json() | {"seed": seed, "data": data.name}
+    domain.recipe = recipe.to_json() | seeds_note(seed, data.seed if decoded else None) | {"data": data.name}
     if decoded:
         domain.recipe |= likeness_note(base, data.train)
-        domain.recipe |= {"split_seed": data.seed} if data.seed not in (None, seed) else {}
         domain.recipe |= {VAL_LOOKS: looks_of(data.val)} if last is not None else {}
     measured: dict[str, Any] = {f"val_{target.metric}": best, f"test_{target.metric}": result}
     measured |= {"bits_per_weight": bits_per_weight(base, domain), "precision": 16 if rounded else 32}

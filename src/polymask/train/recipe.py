@@ -352,6 +352,7 @@ def _check_fields(changes: dict[str, Any]) -> None:
             raise RecipeError(f"a recipe has no field {name!r}; {meant}")
 
 
+_SPLIT_SEED = "split_seed"
 _RECIPE = "recipe"
 _NOT_A_ROWS = ("name", "selection", "train_on_val")  # fields that are the same for all rows of a table
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
@@ -380,8 +381,13 @@ class MethodText:
 
 def split_seed(note: Mapping[str, Any]) -> int:
     """The seed that cut the images of a domain, by what its pack says of its recipe."""
-    found = note.get("split_seed", note.get("seed"))
+    found = note.get(_SPLIT_SEED, note.get("seed"))
     return found if isinstance(found, int) else 0
+
+
+def seeds_note(seed: int, split: int | None) -> dict[str, int]:
+    """What a pack says of the seeds of training and of the cuts, for `split_seed`; the latter where it is another."""
+    return {"seed": seed} | ({} if split in (None, seed) else {_SPLIT_SEED: split})
 
 
 def method_by(recipe: Recipe, name: str, **options: Any) -> "Method":
