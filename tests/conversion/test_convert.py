@@ -250,6 +250,15 @@ def test_the_statistics_that_bring_the_outputs_nearer_on_val_are_kept(base, stat
     assert errors["auto"] == min(errors.values())
 
 
+def test_statistics_are_of_images_of_the_domains_size_where_a_recipe_begins_with_smaller_ones(base, state, data):
+    how = {"data": data, "method": "bitdelta", "steps": 0, "statistics": "images"}
+    plain, early = (
+        convert(base, state, recipe=dataclasses.replace(RECIPE, first_side=side), **how).domain for side in (None, 8)
+    )
+    for (_, norm), (_, other) in zip(plain.named_norms(), early.named_norms(), strict=True):
+        assert torch.equal(norm.running_mean, other.running_mean)
+
+
 def test_accuracies_of_the_checkpoint_and_of_the_pack_are_measured(base, refined, tuned_net, loaders):
     outputs = refined.outputs
     images, labels = zip(*loaders.test.batches(), strict=True)

@@ -11,7 +11,7 @@ from nets import block_base, logits, tiny_base
 from polymask.errors import InterruptedTraining, TrainingError
 from polymask.pack.format import inspect
 from polymask.train.fit import Listener, fit
-from polymask.train.fit_all import Lesson, fit_all
+from polymask.train.fit_all import Lesson, _measured, fit_all
 from polymask.train.recipe import Recipe, split_seed
 from sequences import Interrupt
 from short_training import Fixed
@@ -105,6 +105,16 @@ def test_what_was_learned_from_other_images_is_not_taken_for_done(tmp_path):
             fit_all(base, lesson, method, RECIPE, folder=tmp_path / "packs", resume=True)
     with pytest.raises(TrainingError, match="was learned from other images"):
         fit_all(base, lesson, method, RECIPE, folder=tmp_path / "packs", resume=True)
+
+
+def test_what_has_settled_is_measured_by_images_of_the_last_size(tmp_path, monkeypatch):
+    base, data = tiny_base(), pm.load_data(make_folder(tmp_path))
+    loaders = pm.make_loaders(data, base.input, pm.get_recipe(RECIPE, side=24, first_side=12))
+    domain, sides, placed = pm.new_domain(base, "bn-only", data.classes), [], base.placed
+    monkeypatch.setattr(base, "placed", lambda images: sides.append(images.shape[-1]) or placed(images))
+    _measured(base, Lesson(data.classes, loaders.train), domain)
+    assert len(sides) == 2 * len(loaders.train)  # for statistics, then for the result, as there is no val
+    assert set(sides) == {24}
 
 
 def test_a_pack_says_with_which_seed_its_images_were_cut(tmp_path):

@@ -124,7 +124,8 @@ def convert(
         parts = {"test": loaders.test, "val": loaders.val, "train": loaders.train}
         split, held_out = next((name, batches) for name, batches in parts.items() if batches is not None)
         unrefined = output_distance(base, domain, teacher, held_out, split, labelled=labelled)
-        domain, whose = _nearest(base, candidates, domain.input, teacher, loaders, statistics)
+        whole = replace(loaders, train=loaders.train.as_later())
+        domain, whose = _nearest(base, candidates, domain.input, teacher, whole, statistics)
         about |= {"data": data.name, "statistics": whose}
         about |= likeness_note(base, data.train)
         if steps and isinstance(chosen, BitDelta):

@@ -25,7 +25,7 @@ from polymask.errors import DomainError, MethodError, TrainingError, near_matche
 from polymask.files import SUFFIX, check_name
 from polymask.pack.storing import load_domain
 from polymask.train.fit import Listener, fit, fit_joint, training_batches
-from polymask.train.learner import EpochRecord
+from polymask.train.learner import EpochRecord, as_later
 from polymask.train.predict import accuracy, evaluate, own_network
 from polymask.train.recipe import Recipe, get_recipe, method_by, seeds_note
 from polymask.train.state import images_identity, plain
@@ -173,7 +173,7 @@ def fit_all(
     after = None
     if method.moves_base:
         moved = method.moved(base, list(domains.values()))
-        images = [lesson.train for lesson in chosen.values()]
+        images = [as_later(lesson.train) for lesson in chosen.values()]
         after = measure_base(base, moved, images, None if own is None else own.test or own.val)
         if own is not None and teacher.own is not None:  # with the head that it learned there
             after = replace(after, accuracy_after=lesson_accuracy(base, teacher.own, own))
@@ -182,8 +182,9 @@ def fit_all(
 
 def _measured(base: Base, lesson: Lesson, domain: Domain) -> float:
     """Gather the statistics of a domain's norms again, from its training images; its result on val, or on those."""
-    domain.reestimate_norms(base, (base.placed(images) for images, _ in islice(lesson.train.batches(0), _MOST)))
-    found = evaluate(base, domain, lesson.val or lesson.train)
+    train = as_later(lesson.train)
+    domain.reestimate_norms(base, (base.placed(images) for images, _ in islice(train.batches(0), _MOST)))
+    found = evaluate(base, domain, train if lesson.val is None else lesson.val)
     return -found if domain.target.lower_is_better else found
 
 
