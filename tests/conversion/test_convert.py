@@ -19,7 +19,7 @@ from polymask.methods.bitdelta import nearest
 from polymask.train.fit import Listener
 from polymask.train.learn import make_loaders
 from polymask.train.predict import evaluate
-from polymask.train.recipe import Recipe
+from polymask.train.recipe import Recipe, split_seed
 
 NAMES = ("ash", "birch", "cedar")
 RECIPE = Recipe(name="small", epochs=4, rate=1e-3, head_rate=1e-3, crop_scale=(0.8, 1.0))
@@ -257,6 +257,14 @@ def test_statistics_are_of_images_of_the_domains_size_where_a_recipe_begins_with
     )
     for (_, norm), (_, other) in zip(plain.named_norms(), early.named_norms(), strict=True):
         assert torch.equal(norm.running_mean, other.running_mean)
+
+
+def test_a_pack_says_with_which_seed_its_images_were_cut(base, state, data):
+    found = [
+        convert(base, state, data=dataclasses.replace(data, seed=cut), recipe=RECIPE, steps=0, seed=1).domain.recipe
+        for cut in (None, 1, 3)
+    ]
+    assert [(note["seed"], split_seed(note)) for note in found] == [(1, 1), (1, 1), (1, 3)]
 
 
 def test_accuracies_of_the_checkpoint_and_of_the_pack_are_measured(base, refined, tuned_net, loaders):

@@ -40,7 +40,7 @@ from polymask.methods.shared_update import SharedUpdate
 from polymask.train.fit import Listener
 from polymask.train.learn import Loaders, make_loaders
 from polymask.train.predict import likeness_note
-from polymask.train.recipe import Recipe, get_recipe
+from polymask.train.recipe import Recipe, get_recipe, seeds_note
 
 Statistics = Literal["auto", "checkpoint", "images"]
 STEPS, RATE = 200, 3e-2  # of the scales' refinement; the rate is one of log α
@@ -116,7 +116,8 @@ def convert(
         candidates = [one_bit_domain(base, tuned, names, chosen)]
     domain = candidates[0]
     domain.input = recipe.input(base.input, squash=None if data is None else data.squash)
-    about: dict[str, Any] = {"checkpoint": Path(tuned.source).name, "seed": seed}
+    about: dict[str, Any] = {"checkpoint": Path(tuned.source).name}
+    about |= seeds_note(seed, None if data is None else data.seed)
     val_accuracy = unrefined = outputs = None
     if data is not None:
         loaders = loaders or make_loaders(data, base.input, recipe, seed=seed)
