@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import get_args
 
 import pytest
 import yaml
 
 import polymask as pm
 from browser import chromium
+from polymask.core.parts import NormPolicy
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -87,6 +89,13 @@ def test_every_link_between_pages_leads_somewhere():
             if not target.exists() or (place and place not in anchors(target)):
                 dead.append(f"{page.relative_to(ROOT)} links to {path}{place and '#'}{place}")
     assert not dead
+
+
+@pytest.mark.parametrize("policy", get_args(NormPolicy))
+def test_every_policy_for_norms_is_told_with_what_packs_hold_of_it(policy):
+    for page in ("architecture.md", "core.md"):
+        assert f"\n| `{policy}` |" in (DOCS / page).read_text()
+    assert f"`{policy}`" in (DOCS / "pack-format.md").read_text() or policy == "shared"  # of which it holds nothing
 
 
 def test_every_file_of_the_package_that_a_page_names_is_there():
