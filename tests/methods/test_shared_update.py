@@ -167,10 +167,19 @@ def test_domains_that_come_later_change_nothing_that_is_there(taught, tmp_path):
     assert torch.equal(pm.load_domain(tmp_path / "one.safetensors", base)(base, images()), said)
 
 
-def test_the_strength_of_tall_masks_is_chosen_on_val():
-    base = learned_base()
-    with_val = pm.Lesson(["a", "b", "c", "d"], Patterns(1), Patterns(1, 2, 5000), Patterns(1, 4, 9000))
-    fitted = fit_all(base, {"one": with_val, "two": lesson(2)}, "tall-mask", RECIPE)
+def test_the_strength_of_tall_masks_is_chosen_on_val(monkeypatch):
+    base, measured_on = learned_base(), set()
+    with_val, without_val = replace(lesson(1), val=Patterns(1, 2, 5000)), lesson(2)
+
+    def best_at_last(base, domain, batches):
+        measured_on.add(batches)
+        return float(domain.method.strength == 0.6)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("polymask.train.fit_all.evaluate", best_at_last)
+        patched.setattr("polymask.train.fit_all.lesson_accuracy", lambda *_: None)
+        lessons = {"one": with_val, "two": without_val}
+        fitted = fit_all(base, lessons, "tall-mask", replace(RECIPE, epochs=1))
     method = pm.create_method("tall-mask").first_stage()
     tried = []
 
@@ -182,8 +191,8 @@ def test_the_strength_of_tall_masks_is_chosen_on_val():
     settled = method.settle(base, learned)
     assert method.finish(base, learned[0], settled[0], measure).method.strength == 0.6
     assert sorted(tried) == [0.2, 0.3, 0.4, 0.5, 0.6]
-    assert fitted.domains["one"].method.strength in tried
-    assert fitted.domains["two"].method.strength in tried  # by its training images
+    assert [domain.method.strength for domain in fitted.domains.values()] == [0.6, 0.6]
+    assert measured_on == {with_val.val, without_val.train}  # where there is no val, on training images
 
 
 @pytest.mark.parametrize("name", RULES)
