@@ -81,22 +81,22 @@ def run(base, data, name, system, ends, recipe, seed, work: Path, out: Path) -> 
         path = work / f"{name}-{system.replace(':', '-')}-{seed}" / f"step{step}.safetensors"
         if key in read(out) and path.exists():
             continue
-        begin = ends[step - 1] if step else 0
+        begin, given = ends[step - 1] if step else 0, later if step else recipe
         now, new = classes_between(data, 0, end), classes_between(data, begin, end)
         if step == 0 or again:
-            domain = first_step(base, now, method, recipe, seed, path, work if step == 0 else None, name)
+            domain = first_step(base, now, method, given, seed, path, work if step == 0 else None, name)
             if keeps:
                 write_exemplars(path, domain, *choose_exemplars(base, domain, now, int(keeps)))
         else:
             before = path.with_name(f"step{step - 1}.safetensors")
             old = pm.load_domain(before, base)
             kept = read_exemplars(before, old) if keeps else None
-            domain = pm.extend(base, old, new, recipe=later, seed=seed, exemplars=kept, **how).domain
+            domain = pm.extend(base, old, new, recipe=given, seed=seed, exemplars=kept, **how).domain
             if kept is not None:
                 with_exemplars_of(path, base, domain, kept, new)
         domain.save(path)
         about = {"domain": name, "system": system, "seed": seed, "step": step, "classes": end, "base": base.name}
-        about |= {"recipe": later.to_json(), "bytes": path.stat().st_size}
+        about |= {"recipe": given.to_json(), "bytes": path.stat().st_size}
         about["val"] = accuracies(observe(base, domain, loader_at(now.val, domain.input)), begin)["all"]
         rows = {key: about | accuracies(observed(base, domain, now), begin)}
         if way == "mask" and keeps:
