@@ -140,17 +140,34 @@ def test_it_is_known_whether_a_layer_gives_what_its_weight_makes_of_an_input():
 
 
 class TiedNorms(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
-        self[3].bias = self[1].bias
+    def __init__(self, leaf: str = "bias") -> None:
+        norms = [nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)]
+        super().__init__(*norms, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        setattr(self[3], leaf, getattr(self[1], leaf))
 
 
-def test_norms_that_share_a_tensor_are_refused_by_name():
-    net = TiedNorms()
-    with pytest.raises(pm.BaseError, match=r"the norms 1 and 3 share their bias, .*untie them"):
-        base_of(net, 3, 4, 4)
-    net[3].bias = nn.Parameter(net[3].bias.detach().clone())
-    learn_one_step(base_of(nn.Sequential(*net, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 3, 4, 4))
+@pytest.mark.parametrize(
+    ("leaf", "remedy"),
+    [
+        ("bias", r"3\.bias = nn\.Parameter\(3\.bias\.detach\(\)\.clone\(\)\), or take norms=\"shared\""),
+        ("running_mean", r"3\.running_mean = 3\.running_mean\.detach\(\)\.clone\(\), or take"),
+    ],
+)
+def test_norms_that_share_a_tensor_are_refused_by_name_where_a_domain_has_its_own(leaf, remedy):
+    net = TiedNorms(leaf)
+    with pytest.raises(pm.BaseError, match=rf"the norms 1 and 3 .*share their {leaf}, .*untie them first: {remedy}"):
+        pm.new_domain(base_of(net, 3, 4, 4), "affine-full", ["a", "b"])
+    apart = getattr(net[3], leaf).detach().clone()
+    setattr(net[3], leaf, nn.Parameter(apart) if leaf == "bias" else apart)
+    learn_one_step(base_of(net, 3, 4, 4))
+
+
+def test_a_network_whose_norms_share_a_tensor_takes_methods_that_leave_them_as_they_are():
+    base = base_of(TiedNorms(), 3, 4, 4)
+    domain = pm.new_domain(base, "piggyback", ["a", "b"])
+    images = torch.randn(2, 3, 4, 4)
+    domain(base, images).sum().backward()
+    torch.testing.assert_close(domain.eval().merged(base)(images), domain(base, images))
 
 
 class Concatenated(nn.Module):

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from polymask.core.bits import Bits
-from polymask.core.network import put_tensors
+from polymask.core.network import named_tensors, put_tensors
 from polymask.core.survey import Norm, Site, learned_type
+from polymask.errors import BaseError
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -296,7 +297,22 @@ class OwnNorm(Part):
 def own_norms(base: "Base", policy: NormPolicy) -> dict[str, OwnNorm]:
     """The norm layers that are a domain's own, with the tensors that they start with; none where they are shared."""
     norms = {} if policy == "shared" else base.norms
+    _check_apart(base, norms)
     return {name: OwnNorm(base, norm, policy) for name, norm in norms.items()}
+
+
+def _check_apart(base: "Base", norms: Mapping[str, Norm]) -> None:
+    """Raise where two norms share a tensor: a domain gives each its own."""
+    seen: dict[int, str] = {}
+    for name, norm in norms.items():
+        for leaf, tensor in named_tensors(base.net.get_submodule(name)):
+            if (other := seen.setdefault(id(tensor), name)) != name:
+                apart = f"{name}.{leaf}.detach().clone()"
+                apart = f"nn.Parameter({apart})" if leaf in norm.affine else apart
+                raise BaseError(
+                    f"the norms {other} and {name} of {base.name} share their {leaf}, and a domain gives each its own; "
+                    f'untie them first: {name}.{leaf} = {apart}, or take norms="shared"'
+                )
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -220,14 +220,7 @@ def survey(net: nn.Module, blank: Tensor) -> Survey:
         if "/" in name:
             raise BaseError(f"the module {name!r} has a slash in its name; rename it")
     norms = {name: norm for name, module in modules.items() if name and (norm := _norm(name, module)) is not None}
-    norm_of: dict[int, str] = {}
-    for name in norms:
-        for leaf, tensor in named_tensors(modules[name]):
-            if (other := norm_of.setdefault(id(tensor), name)) != name:
-                raise BaseError(
-                    f"the norms {other} and {name} share their {leaf}, and a domain gives each its own; untie them "
-                    f"first: {name}.{leaf} = nn.Parameter({name}.{leaf}.detach().clone())"
-                )
+    norm_of = {id(tensor): name for name in norms for _, tensor in named_tensors(modules[name])}
     recorder = _Recorder({id(p): name for name, p in net.named_parameters()}, norm_of)
     with torch.no_grad(), recorder, recorder.counting(modules):
         try:
