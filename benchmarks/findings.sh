@@ -42,7 +42,7 @@ for method in vera ssf bitfit; do
 done
 
 # RECIPE=standard: as `learn` does it by default, into folders of their own. Heads begin centred and are fitted again, and
-# the best epoch is kept, both by val, which is held out. Three rates a method (four for affine-centred and affine-simple,
+# the best epoch is kept, both by val, which is held out. Three rates a method (four for affine-centred, affine-simple and lora-conv,
 # five for piggyback-bn, whose best was at the end of three before), around those that the searches with `quick` chose.
 recipe=${RECIPE:-quick} selection=last suffix= groups="main ours rest bits shared today"
 everyday=finetune,affine-full,affine-centred
@@ -50,7 +50,7 @@ small=affine-simple,piggyback-bn
 lora=lora-conv
 if [ "$recipe" = standard ]; then
     selection=val suffix=-standard groups="everyday small lora"
-    tune=(--tune rate=1e-4,3e-4,1e-3 affine-centred:rate=3e-4,1e-3,3e-3,1e-2 lora-conv:rate=1e-3,3e-3,1e-2)
+    tune=(--tune rate=1e-4,3e-4,1e-3 affine-centred:rate=3e-4,1e-3,3e-3,1e-2 lora-conv:rate=3e-4,1e-3,3e-3,1e-2)
     tune+=(affine-simple:rate=1e-4,3e-4,1e-3,3e-3 piggyback-bn:rate=1e-5,3e-5,1e-4,3e-4,1e-3)
 fi
 
