@@ -198,6 +198,23 @@ def labelled():
     return torch.utils.data.TensorDataset(torch.randn(30, 3, 16, 16), torch.arange(30) % 3)
 
 
+def test_an_upload_whose_source_is_deleted_meanwhile_is_refused(library, monkeypatch):
+    content = (library / "affine-mix.safetensors").read_bytes()
+    for name in METHODS:
+        (library / f"{name}.safetensors").unlink()
+    with TestClient(make_app(library), base_url=LOCAL) as client:
+
+        def deleted(_):  # when the upload has been read
+            assert client.delete("/v1/domains/first").status_code == 204
+
+        with monkeypatch.context() as patched:
+            patched.setattr("polymask.serve.library.os.fsync", deleted)
+            reply = client.put("/v1/domains/late", content=content, headers=BYTES)
+    assert reply.status_code == 422
+    assert "it draws on the masks of first" in reply.json()["error"]
+    assert not (library / "late.safetensors").exists()
+
+
 def test_what_others_draw_on_is_known(library):
     assert dependents(library / "first.safetensors") == ["affine-cross", "affine-mix"]
     assert dependents(library / "affine-cross.safetensors") == []

@@ -201,11 +201,12 @@ class Library:
         try:
             entry = Entry(name, upload, (0, 0, 0), inspect(upload))
             self._check_head(entry)
-            check_sources(path, load_domain(upload, self.base).method)
+            method = load_domain(upload, self.base).method
             with upload.open("rb") as file:
                 os.fsync(file.fileno())
             upload.chmod(0o644)
             with self._alone(path, name):
+                check_sources(path, method)  # no other request of this process deletes them now
                 if not force and path.is_file() and masks_digest(upload) != digest_or_none(path):
                     self._check_unused(path, name, dependents, "replace")
                 created = not path.exists()
