@@ -1,15 +1,17 @@
 """Load on `polymask serve`, on one machine, compared with the plain PyTorch forward pass.
 
-    python benchmarks/serve_load.py --seconds 600 --out results/serve-load.json    # 17 minutes
+    python benchmarks/serve_load.py --seconds 600 --out results/serve-load.json    # 19 minutes
     python tools/serve_tables.py                                                  # docs/serve.md
 
 1. One warm domain: images per second through HTTP, as a share of what the bare network does with
    batches of the same size that are already in memory. The two are measured in turn.
 2. A thousand domains, requests of one image distributed by Zipf(1.0), a cache of 50 networks: images
    per second, times, hit rate, memory.
-3. One hot domain, asked for by one client, beside others that ask for domains that are warm too, and beside as many
+3. What of the way from 1. to 2. is not the misses': requests of one image for one warm domain, and by Zipf(1.0) for the
+   fifty that are kept.
+4. One hot domain, asked for by one client, beside others that ask for domains that are warm too, and beside as many
    that ask for a cold one every time: what the hot one's client waits for.
-4. The draws of 2., loading each domain's full checkpoint, without a cache and with one of 50.
+5. The draws of 2., loading each domain's full checkpoint, without a cache and with one of 50.
 
 The server, its clients and the comparisons share the machine's cores. Domains have random masks and are stored as
 `learn` stores them.
@@ -60,6 +62,8 @@ def main() -> None:
             show("one warm domain", single)
         found["many_domains"] = many = many_domains(library, options, WARM * cost)
         show(f"{options.domains} domains, Zipf(1.0)", many)
+        found["by_one"] = by_one = warm_by_one(library, options, WARM * cost)
+        show("warm domains, one image a request", by_one)
         found["hot_domain"] = hot = hot_beside(library, options, WARM * cost)
         show("one hot domain", hot)
         checkpoints = Checkpoints(base, domain, Path(folder))
@@ -166,6 +170,22 @@ def many_domains(library: Path, options: argparse.Namespace, budget: int) -> dic
         "merges": misses,
         **resident,
     }
+
+
+def warm_by_one(library: Path, options: argparse.Namespace, budget: int) -> dict[str, Any]:
+    """Requests of one image each for one domain and for those that are kept, in turn: images per second."""
+    bodies = [form(f"d{i:04}", 1, options.image_side) for i in range(WARM)]
+    clients, seconds = 2 * options.clients, min(options.seconds, 60) / ROUNDS
+    orders = {"one": lambda seed: repeat(0), "kept": lambda seed: zipf(WARM, seed=200 + seed)}
+    rates: dict[str, list[float]] = {what: [] for what in orders}
+    flags = ["--base", BASE, "--cache-bytes", str(2 * budget), "--workers", str(options.workers)]
+    with Server(library, *flags) as server:
+        server.warm_up(bodies, cycle(range(WARM)), 2 * WARM, clients)
+        before = server.counts()["misses"]
+        for what in [*orders] * ROUNDS:
+            rates[what].append(server.load(bodies, orders[what], clients, seconds).per_second)
+        misses = server.counts()["misses"] - before
+    return {"clients": clients, "domains": WARM, "misses": misses} | {w: median(found) for w, found in rates.items()}
 
 
 def hot_beside(library: Path, options: argparse.Namespace, budget: int) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def load(found: dict[str, Any]) -> str:
     share = many["images_per_second"] / single["images_per_second"]
     growth = many["resident_mb_per_minute_at_the_end"]
     by_clients = [hot[f"beside_{what}"] for what in ("warm", "cold")]
+    by_one = found.get("by_one")  # not in results from before it was measured
     rows = [
         (
             f"one warm domain, {single['batch']} images a request",
@@ -48,6 +49,7 @@ def load(found: dict[str, Any]) -> str:
             f"{single['share_of_bare']:.2f} of it",
             "",
         ),
+        *(_by_one(by_one, single["images_per_second"]) if by_one else ()),
         (
             f"{many['domains']:,} domains by Zipf(1.0), {many['cache_networks']} kept warm, one image a request",
             f"{many['images_per_second']:.1f} images a second, {share:.2f} of one warm domain",
@@ -97,6 +99,19 @@ def load(found: dict[str, Any]) -> str:
         f"{found['merged_bytes'] / 1e6:.1f} MB.\n\n"
     )
     return about + _table(("", "found", "goal"), rows)
+
+
+def _by_one(found: dict[str, Any], batched: float) -> list[tuple[str, str, str]]:
+    """Warm domains that are asked for one image at a time, beside one that is asked for many."""
+    titles = {"one": "one warm domain", "kept": f"{found['domains']} warm domains by Zipf(1.0)"}
+    return [
+        (
+            f"{title}, one image a request",
+            f"{found[name]:.1f} images a second, {found[name] / batched:.2f} of one warm domain",
+            "",
+        )
+        for name, title in titles.items()
+    ]
 
 
 def _goal(text: str, met: bool) -> str:
