@@ -45,7 +45,7 @@ SETTINGS = {
     "decathlon": ("ResNet-18, 32 px", pm.get_recipe(STANDARD, **SMALL), 1000),
     "sketch": ("EfficientNet-Lite0, 64 px", pm.get_recipe(STANDARD, side=64, epochs=5), 2048),
 }  # a title, the recipe, and training images at most
-DOMAINS = {"decathlon": ("omniglot", "dtd", "gtsrb"), "sketch": ("flowers", "cars")}
+DOMAINS = {"decathlon": ("dtd", "gtsrb"), "sketch": ("flowers", "cars")}
 TRIALS = {
     "finetune:rate=3e-4": "fine-tuning, at the rate of its search",
     "finetune:rate=3e-4:head_rate=5e-4": "fine-tuning with a head that learns faster",

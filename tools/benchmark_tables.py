@@ -15,6 +15,8 @@ PAGES = {
     "extend": "extend",
     "cross": "cross",
     "defaults": "training",
+    "demo_rates": "findings",
+    "demo_seeds": "findings",
     "first_minutes": "training",
     "head_images": "training",
     "head_start": "training",
