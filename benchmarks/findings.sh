@@ -43,15 +43,26 @@ done
 
 # RECIPE=standard: as `learn` does it by default, into folders of their own. Heads begin centred and are fitted again, and
 # the best epoch is kept, both by val, which is held out. Three rates a method (four for affine-centred, affine-simple and lora-conv,
-# five for piggyback-bn, whose best was at the end of three before), around those that the searches with `quick` chose.
+# five for piggyback-bn, whose best was at the end of three before), around those that the searches with `quick` chose. Of the
+# groups `shared` and `today`, methods whose kin has been searched so (fine-tuning, lora-conv, parallel-adapter) have the two
+# rates around their kin's best, the others three; all on two domains.
 recipe=${RECIPE:-quick} selection=last suffix= groups="main ours rest bits shared today"
 everyday=finetune,affine-full,affine-centred
 small=affine-simple,piggyback-bn
 lora=lora-conv
 if [ "$recipe" = standard ]; then
-    selection=val suffix=-standard groups="everyday small lora"
+    selection=val suffix=-standard groups="everyday small lora shared today"
     tune=(--tune rate=1e-4,3e-4,1e-3 affine-centred:rate=3e-4,1e-3,3e-3,1e-2 lora-conv:rate=3e-4,1e-3,3e-3,1e-2)
     tune+=(affine-simple:rate=1e-4,3e-4,1e-3,3e-3 piggyback-bn:rate=1e-5,3e-5,1e-4,3e-4,1e-3)
+    for method in bitdelta-row taps tall-mask emr; do
+        tune+=("$method:rate=1e-4,3e-4")
+    done
+    for method in dora tsa; do
+        tune+=("$method:rate=1e-3,3e-3")
+    done
+    for method in ftn vera ssf bitfit; do
+        tune+=("$method:rate=1e-3,3e-3,1e-2")
+    done
 fi
 
 sketch=(imagenet-to-sketch --data "$data/sketch-mini" --recipe "$recipe" --selection "$selection" --rate 5e-4 --weight-rate 1e-4
@@ -65,7 +76,7 @@ run_groups() {
     for group in ${ONLY:-$groups}; do
         methods=$group tuned=$tuned_on seeds=${SEEDS:-0,1,2}
         case $group in rest | bits) seeds=0 ;; esac
-        case $group in rest | bits | today) tuned=${tuned_on%%,*} ;; esac
+        case $recipe-$group in quick-rest | quick-bits | quick-today) tuned=${tuned_on%%,*} ;; esac
         polymask benchmark "${common[@]}" --methods "${!methods}" --seeds "$seeds" "${tune[@]}" --tune-on "$tuned" "$@"
     done
 }
