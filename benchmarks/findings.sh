@@ -43,9 +43,9 @@ done
 
 # RECIPE=standard: as `learn` does it by default, into folders of their own. Heads begin centred and are fitted again, and
 # the best epoch is kept, both by val, which is held out. Three rates a method (four for affine-centred, affine-simple and lora-conv,
-# five for piggyback-bn, whose best was at the end of three before), around those that the searches with `quick` chose. Of the
-# group `today`, methods whose kin has been searched so (fine-tuning, lora-conv, parallel-adapter) have the two rates
-# around their kin's best, the others three. Those of `shared` are made of fine-tuned networks, so they have fine-tuning's.
+# five for piggyback-bn, whose best was at the end of three before), around those that the searches with `quick` chose. The
+# group `today` has three rates or four: more of them where the best of the first two or three was at an end on the first run.
+# Those of `shared` are made of fine-tuned networks, so they have fine-tuning's.
 recipe=${RECIPE:-quick} selection=last suffix= groups="main ours rest bits shared today"
 everyday=finetune,affine-full,affine-centred
 small=affine-simple,piggyback-bn
@@ -55,14 +55,15 @@ if [ "$recipe" = standard ]; then
     tune=(--tune rate=1e-4,3e-4,1e-3 affine-centred:rate=3e-4,1e-3,3e-3,1e-2 lora-conv:rate=3e-4,1e-3,3e-3,1e-2)
     tune+=(affine-simple:rate=1e-4,3e-4,1e-3,3e-3 piggyback-bn:rate=1e-5,3e-5,1e-4,3e-4,1e-3)
     for method in bitdelta-row taps; do
-        tune+=("$method:rate=1e-4,3e-4")
+        tune+=("$method:rate=1e-4,3e-4,1e-3")
     done
-    for method in dora tsa; do
-        tune+=("$method:rate=1e-3,3e-3")
-    done
-    for method in ftn vera ssf bitfit; do
+    for method in dora ssf; do
         tune+=("$method:rate=1e-3,3e-3,1e-2")
     done
+    for method in vera bitfit; do
+        tune+=("$method:rate=1e-3,3e-3,1e-2,3e-2")
+    done
+    tune+=(ftn:rate=3e-4,1e-3,3e-3,1e-2 tsa:rate=1e-4,3e-4,1e-3,3e-3)
     shared=tall-mask:rate=3e-4,emr:rate=3e-4
 fi
 
