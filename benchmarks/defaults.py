@@ -13,12 +13,13 @@ that its searches chose, is treated the same.
 
 import argparse
 from dataclasses import replace
+from itertools import product
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
-from kept import domain_options, part_of, read, write
+from kept import domain_options, measure_and_print, missing, write
 
 import polymask as pm
 from polymask.data.images import DomainData
@@ -51,23 +52,16 @@ RECIPE = pm.get_recipe("quick", precision=32)
 def main() -> None:
     parser = domain_options(__doc__, DOMAINS, list(METHODS), 2048)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    options = parser.parse_args()
-    if not options.table:
-        measure(options)
-    print(table(list(read(options.out).values())))
+    measure_and_print(parser, measure, table)
 
 
 def measure(options: argparse.Namespace) -> None:
     """All runs that are not in the file yet, each written as soon as it is done."""
     torch.set_num_threads(1)
     base = pm.load_base("efficientnet-lite0")
-    wanted = [
-        (seed, domain, method) for seed in options.seeds for domain in options.domains for method in options.methods
-    ]
-    for seed, domain, method in part_of(wanted, options.part):
-        key = f"{domain} {method} {seed}"
-        if key in read(options.out):
-            continue
+    wanted = product(options.seeds, options.domains, options.methods)
+    runs = {f"{domain} {method} {seed}": (seed, domain, method) for seed, domain, method in wanted}
+    for key, (seed, domain, method) in missing(runs, options):
         data = load_data(DOMAINS[domain].format(data=options.data), seed=seed, limit=options.limit)
         row = {"method": method, "domain": domain, "seed": seed} | one_run(base, data, method, seed)
         write(options.out, {key: row})

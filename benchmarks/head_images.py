@@ -12,11 +12,12 @@ measured beside it by heads that had all of val; they decide nothing.
 
 import argparse
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from kept import domain_options, mean, part_of, read, write
+from kept import domain_options, mean, measure_and_print, missing, write
 from test_sizes import DOMAINS, TESTED
 
 import polymask as pm
@@ -39,21 +40,16 @@ Row = dict[str, Any]
 def main() -> None:
     parser = domain_options(__doc__, DOMAINS, ["classifier-only", "affine-centred"], 1024)
     parser.add_argument("--side", type=int, default=64, help="of training")
-    options = parser.parse_args()
-    if not options.table:
-        measure(options)
-    print(table(list(read(options.out).values())))
+    measure_and_print(parser, measure, table)
 
 
 def measure(options: argparse.Namespace) -> None:
     """All runs of this process's part that are not in the file yet, each written as soon as it is done."""
     torch.set_num_threads(1)
     base = pm.load_base("efficientnet-lite0")
-    asked = [(method, domain) for domain in options.domains for method in options.methods]
-    for method, domain in part_of(asked, options.part):
-        key = f"{domain} {method} {options.side}"
-        if key in read(options.out):
-            continue
+    asked = product(options.domains, options.methods)
+    runs = {f"{domain} {method} {options.side}": (method, domain) for domain, method in asked}
+    for key, (method, domain) in missing(runs, options):
         data = load_data(DOMAINS[domain].format(data=options.data), seed=0, limit=options.limit)
         row = {"domain": domain, "method": method, "side": options.side, "limit": options.limit}
         row |= one_run(base, data, method, options.side)
@@ -90,7 +86,7 @@ def one_run(base: pm.Base, data: DomainData, method: str, side: int) -> Row:
 
 
 def learned(base: pm.Base, data: DomainData, method: str, side: int) -> Domain:
-    recipe = pm.get_recipe("standard", side=side, refit=None, test_side=None, precision=32)
+    recipe = pm.get_recipe("standard", side=side, epochs=6, refit=None, test_side=None, precision=32)
     if method == "classifier-only":
         recipe = replace(recipe, epochs=1)
     text = read_method(method)

@@ -4,13 +4,15 @@ import argparse
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import polymask as pm
 from polymask.files import write_atomically
+
+Run = TypeVar("Run")
 
 
 def training_options(doc: str, work: str) -> argparse.ArgumentParser:
@@ -53,14 +55,32 @@ def part_of(runs: list[Any], part: str) -> list[Any]:
     return runs[place::processes]
 
 
+def measure_and_print(
+    parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], None], table: Callable[[list[Any]], str]
+) -> None:
+    """Make the runs that are not there yet, unless only their table is asked for; then print the table."""
+    options = parser.parse_args()
+    if not options.table:
+        measure(options)
+    print(table(list(read(options.out).values())))
+
+
+def missing(runs: Mapping[str, Run], options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
+    """The runs of this process that are not in the file when their turn comes, with the keys that they will have."""
+    for key in part_of(list(runs), options.part):
+        if key not in read(options.out):
+            yield key, runs[key]
+
+
 def recipe_of(options: argparse.Namespace) -> pm.Recipe:
     """The recipe, with the fields that the options change; all is measured at the size that it was learned at.
 
-    Val is not learned from: scripts measure on it, or choose by it, after training.
+    Val is not learned from: scripts measure on it, or choose by it, after training. Few images have no more epochs than
+    many.
     """
     given = {"epochs": options.epochs, "side": options.side}
     changes = {name: value for name, value in given.items() if value is not None}
-    return pm.get_recipe(options.recipe, **changes, test_side=None, refit_on_val=None)
+    return pm.get_recipe(options.recipe, **changes, test_side=None, refit_on_val=None, least_steps=None)
 
 
 def read(path: Path) -> dict[str, Any]:

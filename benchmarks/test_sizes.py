@@ -12,11 +12,12 @@ training with the head fitted there, `behind` the reverse.
 
 import argparse
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from kept import domain_options, mean, part_of, read, write
+from kept import domain_options, mean, measure_and_print, missing, write
 from torch import Tensor
 
 import polymask as pm
@@ -46,21 +47,16 @@ Row = dict[str, Any]
 def main() -> None:
     parser = domain_options(__doc__, DOMAINS, ["affine-centred"], 1024)
     parser.add_argument("--sides", type=int, nargs="+", default=[96], help="of training")
-    options = parser.parse_args()
-    if not options.table:
-        measure(options)
-    print(table(list(read(options.out).values())))
+    measure_and_print(parser, measure, table)
 
 
 def measure(options: argparse.Namespace) -> None:
     """All runs of this process's part that are not in the file yet, each written as soon as it is done."""
     torch.set_num_threads(1)
     base = pm.load_base("efficientnet-lite0")
-    asked = [(s, method, domain) for s in options.sides for method in options.methods for domain in options.domains]
-    for side, method, domain in part_of(asked, options.part):
-        key = f"{domain} {method} {side}"
-        if key in read(options.out):
-            continue
+    asked = product(options.sides, options.methods, options.domains)
+    runs = {f"{domain} {method} {side}": (side, method, domain) for side, method, domain in asked}
+    for key, (side, method, domain) in missing(runs, options):
         data = load_data(DOMAINS[domain].format(data=options.data), seed=0, limit=options.limit)
         row = {"domain": domain, "method": method, "side": side, "limit": options.limit}
         row |= one_run(base, data, method, side)
@@ -74,7 +70,7 @@ def one_run(base: pm.Base, data: DomainData, method: str, side: int) -> Row:
     some = np.sort(np.random.default_rng(0).permutation(len(data.test))[:TESTED])
     seen = replace(data, test=None)
     text = read_method(method)
-    recipe = text.recipe(pm.get_recipe("standard", side=side, refit=None, test_side=None, precision=32))
+    recipe = text.recipe(pm.get_recipe("standard", side=side, epochs=6, refit=None, test_side=None, precision=32))
     domain = pm.learn(base, seen, text.method(recipe), recipe, progress=False).domain
     head = domain.head
     assert head is not None

@@ -17,6 +17,7 @@ PAGES = {
     "defaults": "training",
     "demo_rates": "findings",
     "demo_seeds": "findings",
+    "epochs": "training",
     "first_minutes": "training",
     "head_images": "training",
     "head_start": "training",

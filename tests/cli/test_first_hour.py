@@ -51,6 +51,16 @@ def test_names_are_printed_as_they_are(room, capsys):
     assert ", ".join(CLASSES) in printed
 
 
+def test_few_images_are_gone_through_more_often_and_that_is_said(room, capsys):
+    few = "learn few --data pictures --side 32 --method classifier-only --test-side none"
+    assert main([*few.split(), "--least-steps", "7"]) == 0
+    assert "(7 epochs instead of 6, since images are few, at 32 px)" in capsys.readouterr().err
+    command = json.loads((room / "library/few.run/evaluation.json").read_text())["command"]
+    assert "--least-steps 7" in command
+    assert main([*few.split(), "--epochs", "2", "--force"]) == 0
+    assert "(2 epochs at 32 px)" in capsys.readouterr().err
+
+
 def test_predict_skips_damaged_files_and_writes_the_rest(room, capsys):
     folder = room / "a folder with a name that is long enough to be wrapped in any table of a terminal"
     for i in range(2):

@@ -3,17 +3,20 @@
 import builtins
 import dataclasses
 import io
+import math
 import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import polymask as pm
 from image_folders import make_folder
 from nets import SPEC, tiny_base
 from polymask.data.loader import loader_at
 from polymask.train.fit import Listener, fit
+from polymask.train.learn import make_loaders
 from polymask.train.recipe import split_seed
 from tables import make_values
 
@@ -86,6 +89,43 @@ def test_what_is_said_of_val_is_of_the_epoch_that_is_kept(folder, monkeypatch):
     learned = pm.learn(base, data, "affine-full", recipe)
     val = pm.evaluate(base, learned.domain, loader_at(data.val, learned.domain.input))
     assert learned.domain.metrics["val_accuracy"] == val <= 100
+
+
+@pytest.fixture(params=["a folder", "its images", "batches", "a set", "a loader of torch"])
+def images(request, folder):
+    """Some images, however they come, and how many there are to learn from; 16, where only batches can be counted."""
+    data = pm.load_data(folder)
+    torch.manual_seed(0)
+    pairs = [(torch.rand(3, 16, 16), number % 2) for number in range(16)]
+    match request.param:
+        case "a folder":
+            return {"data": folder}, len(data.train)
+        case "its images":
+            return {"data": data}, len(data.train)
+        case "batches":
+            return {"data": data, "loaders": make_loaders(data, SPEC, pm.get_recipe("quick", **RECIPE))}, 16
+    train = pairs if request.param == "a set" else DataLoader(pairs, batch_size=8)
+    return {"data": {"train": train, "val": pairs}, "classes": ["a", "b"]}, 16
+
+
+def test_few_images_are_gone_through_more_often_however_they_come(images):
+    given, count = images
+    recipe = pm.get_recipe("quick", batch_size=8, side=16, least_steps=8 * math.ceil(count / 8))
+    learned = pm.learn(tiny_base(), method="bn-only", recipe=recipe, **given)
+    assert [record.epoch for record in learned.history] == list(range(8))
+    assert learned.domain.recipe["epochs"] == 8
+
+
+def test_images_that_come_as_a_stream_are_gone_through_as_often_as_epochs_say():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            torch.manual_seed(0)
+            yield from [(torch.rand(3, 16, 16), number % 2) for number in range(16)]
+
+    recipe = pm.get_recipe("standard", batch_size=8, side=16, least_steps=100, refit=None, selection="last")
+    stream = DataLoader(Stream(), batch_size=8)
+    learned = pm.learn(tiny_base(), {"train": stream}, "bn-only", recipe, classes=["a", "b"])
+    assert len(learned.history) == recipe.epochs == 6
 
 
 def test_a_base_of_64_bits_learns_with_the_default_recipe(folder):

@@ -16,7 +16,7 @@ from polymask.data.loader import Loader
 from polymask.errors import PolymaskError, TrainingError
 from polymask.train import minutes
 from polymask.train.fit import fit
-from polymask.train.minutes import MOST, OFTEN, Pace, plan_for, plan_minutes
+from polymask.train.minutes import MOST_EPOCHS, OFTEN, Pace, plan_for, plan_minutes
 from polymask.train.recipe import method_by
 from polymask.train.regression import fit_head, learn_head
 
@@ -34,7 +34,7 @@ def test_more_minutes_give_larger_images_and_then_more_epochs():
     assert [one.side for one in plans] == sorted(one.side for one in plans)
     assert plans[0].side < plans[-1].side == 224
     assert all(one.epochs >= OFTEN for one in plans[1:])
-    assert plans[-1].epochs == MOST
+    assert plans[-1].epochs == MOST_EPOCHS
 
 
 @pytest.mark.parametrize("seconds", [60, 180, 600, 3600])
@@ -64,7 +64,7 @@ def test_where_there_is_no_time_to_train_a_head_alone_sees_larger_images():
 def test_the_last_head_has_time_for_its_pass():
     recipes = (QUICK, pm.get_recipe("quick", refit_on_val=True))
     without, last = (plan_for(recipe, PACE, SIDES, 1000, 200, 100_000) for recipe in recipes)
-    assert without.recipe.epochs == last.recipe.epochs == MOST
+    assert without.recipe.epochs == last.recipe.epochs == MOST_EPOCHS
     assert last.seconds - without.seconds == pytest.approx(1200 * minutes.MEASURING * PACE.seconds(224))
 
 
@@ -94,7 +94,7 @@ def test_a_machine_is_timed_and_the_plan_is_for_it(base, data, monkeypatch):
     monkeypatch.setattr(minutes, "FEW", 1)  # this machine may be slow
     chosen = plan_minutes(base, data, method_by(QUICK, "affine-full"), QUICK, 2)
     assert chosen.recipe.side in (8, 16, 24)
-    assert 1 <= chosen.recipe.epochs <= MOST
+    assert 1 <= chosen.recipe.epochs <= MOST_EPOCHS
     assert chosen.recipe.frozen_side in (8, 16, 24)
     assert chosen.recipe.rate == QUICK.rate
 
@@ -176,7 +176,7 @@ def test_a_head_alone_is_learned_without_an_epoch(base, data):
         pm.get_recipe("quick", epochs=0)
 
 
-def long_plan(epochs=MOST, side=224):
+def long_plan(epochs=MOST_EPOCHS, side=224):
     return minutes.Plan(pm.get_recipe("standard", name="minutes", epochs=epochs, side=side), 100.0)
 
 
@@ -189,7 +189,7 @@ STANDARD = pm.get_recipe("standard")
         (STANDARD, long_plan(), 100_000, 224),
         (STANDARD, long_plan(), 12, 128),
         (STANDARD, long_plan(), 1, None),
-        (STANDARD, long_plan(epochs=MOST - 1), 100_000, None),
+        (STANDARD, long_plan(epochs=MOST_EPOCHS - 1), 100_000, None),
         (STANDARD, long_plan(side=160), 100_000, None),
         (pm.get_recipe("standard", rate=5e-4), long_plan(), 100_000, None),
         (pm.get_recipe("standard", name="mine"), long_plan(), 100_000, None),
@@ -231,7 +231,7 @@ def test_rates_move_together_and_the_heads_stays():
 
 def test_learn_takes_minutes(base, data, monkeypatch):
     monkeypatch.setattr(minutes, "SIDES", (16, 24))
-    monkeypatch.setattr(minutes, "MOST", 3)
+    monkeypatch.setattr(minutes, "MOST_EPOCHS", 3)
     learned = pm.learn(base, data, "bn-only", pm.get_recipe("quick", batch_size=8), minutes=1)
     assert learned.domain.recipe["name"] == "minutes"
     assert learned.test_accuracy is not None
@@ -265,7 +265,7 @@ def test_minutes_and_what_they_choose_are_not_given_together(tmp_path, monkeypat
 def test_the_command_for_the_same_training_has_what_was_chosen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(minutes, "SIDES", (64,))
-    monkeypatch.setattr(minutes, "MOST", 1)
+    monkeypatch.setattr(minutes, "MOST_EPOCHS", 1)
     monkeypatch.setattr(minutes, "FEW", 1)
     make_folder(tmp_path / "photos")
     arguments = "learn one --data photos --method bn-only --batch-size 4 --minutes 0.5"
@@ -291,7 +291,7 @@ def test_the_command_has_rates_that_are_not_the_recipes():
 def test_the_command_line_tries_rates_where_there_is_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(minutes, "SIDES", ())
-    monkeypatch.setattr(minutes, "MOST", 1)
+    monkeypatch.setattr(minutes, "MOST_EPOCHS", 1)
     monkeypatch.setattr(minutes, "FEW", 1)
     monkeypatch.setattr(minutes, "SHORT", 1)
     monkeypatch.setattr(minutes, "clearly_better", lambda *_: True)  # the last is taken
@@ -308,7 +308,7 @@ def test_the_command_line_tries_rates_where_there_is_time(tmp_path, monkeypatch,
 def test_a_command_without_time_to_train_says_so_and_can_be_repeated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(minutes, "SIDES", (64,))
-    monkeypatch.setattr(minutes, "FEW", minutes.MOST + 1)
+    monkeypatch.setattr(minutes, "FEW", minutes.MOST_EPOCHS + 1)
     make_folder(tmp_path / "photos")
     assert main(["learn", "one", "--data", "photos", "--minutes", "0.1", "--report"]) == 0
     said = capsys.readouterr().err

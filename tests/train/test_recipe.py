@@ -51,6 +51,25 @@ def test_fields_are_changed_by_name_and_by_file(tmp_path):
     assert recipe.side == 64
 
 
+@pytest.mark.parametrize(
+    ("images", "epochs"),
+    [(None, 6), (10_000, 6), (320, 10), (321, 10), (40, 30)],
+    ids=["unknown", "many", "few", "a last batch that is not whole", "very few"],
+)
+def test_few_images_are_gone_through_more_often(images, epochs):
+    recipe = get_recipe("quick", least_steps=100).for_images(images)
+    assert (recipe.epochs, recipe.least_steps) == (epochs, None)
+
+
+def test_epochs_that_are_given_stay_as_many(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('recipe = "standard"\nepochs = 3\n')
+    given = [get_recipe("standard", epochs=3), get_recipe("standard").changed({"epochs": 3}), get_recipe(path)]
+    assert [recipe.for_images(10).epochs for recipe in given] == [3, 3, 3]
+    assert get_recipe("standard", epochs=3, least_steps=10).for_images(1).epochs == 10
+    assert get_recipe("standard").for_images(10).epochs > 3
+
+
 def test_a_recipe_round_trips_through_json():
     for recipe in RECIPES.values():
         assert Recipe(**recipe.to_json()) == recipe
@@ -62,6 +81,7 @@ def test_a_recipe_round_trips_through_json():
         ("quik", {}, "recipe 'quik' is not known; did you mean quick"),
         ("quick", {"epoch": 3}, "no field 'epoch'; did you mean epochs"),
         ("quick", {"epochs": 0}, "epochs=0 must be at least 1"),
+        ("quick", {"least_steps": 0}, "least_steps=0 must be at least 1"),
         ("quick", {"rate": -1.0}, "rate=-1.0 cannot be negative"),
         ("quick", {"schedule": "linear"}, "schedule='linear' is not one of"),
         ("quick", {"crop_scale": (0.5, 2.0)}, "crop_scale"),

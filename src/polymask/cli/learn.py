@@ -151,7 +151,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         from polymask.core.registry import skeleton
         from polymask.methods.affine.formula import set_kernels
         from polymask.report.learn_page import record_learning
-        from polymask.train.learn import learn
+        from polymask.train.learn import images_of_epoch, learn
         from polymask.train.state import settings_identity
 
         if self.keep_exemplars:
@@ -173,7 +173,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
             until = None if self.goes_on else time.perf_counter() + 60 * self.minutes
             recipe = self.planned(base, data, method, recipe)
             method = self.chosen_method(recipe)  # for the rate that was found
+        usual, recipe = recipe.epochs, recipe.for_images(images_of_epoch(data, recipe))
         how = f"{recipe.epochs} epochs" if recipe.epochs else "a head alone"
+        how += f" instead of {usual}, since images are few," if recipe.epochs > usual else ""
         chosen = f"recipe {recipe.name} ({how} at {recipe.input(base.input).side} px)"
         choices = f"base {base.name}, method {self.method}, seed {self.seed}, library {self.out}\n{chosen}"
         self.announce(self.name, data, choices)
@@ -265,7 +267,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
             return {}
         asked, found = self.chosen_recipe(), self.trained_by
         planned = [name for name in sorted(_PLANNED) if getattr(found, name) is not None]
-        names = [*planned, *(n for n in (*sorted(_PLANNED), *RATES, "refit") if getattr(found, n) != getattr(asked, n))]
+        others = (*sorted(_PLANNED - {"least_steps"}), *RATES, "refit")  # epochs say all of it
+        names = [*planned, *(n for n in others if getattr(found, n) != getattr(asked, n))]
         return {name: getattr(found, name) for name in names}
 
     def present(self, result: dict[str, Any], console: "Console") -> None:
@@ -321,5 +324,5 @@ def read_plan(file: Path) -> tuple[dict[str, Any], Recipe]:
 
 
 _PLANNED = {"epochs", "side", "first_side", "test_side", "frozen_side", "resized", "train_on_val"}  # by --minutes
-_PLANNED |= {"autocast", "channels_last"}
+_PLANNED |= {"autocast", "channels_last", "least_steps"}
 _FEW_IMAGES = 5  # of a class: with fewer nothing general can be learned

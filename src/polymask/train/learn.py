@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader
 
 from polymask.core.accounting import bits_per_weight, in_halves
 from polymask.core.base import Base
@@ -20,13 +21,13 @@ from polymask.core.input import InputSpec
 from polymask.core.method import Method
 from polymask.core.registry import new_domain
 from polymask.core.target import CLASSES, Target
-from polymask.data.batches import as_batches, parts_of
+from polymask.data.batches import Batches, as_batches, parts_of
 from polymask.data.cache import cache_domain
 from polymask.data.images import DomainData, looks_of
 from polymask.data.load import load_data
 from polymask.data.loader import Loader, loader_at
 from polymask.data.preprocess import eval_transform, train_transform
-from polymask.data.sets import open_sets
+from polymask.data.sets import is_map_style, open_sets
 from polymask.errors import MethodError, TrainingError
 from polymask.train.evaluation import Evaluation
 from polymask.train.fit import Listener, Together, fit
@@ -171,6 +172,7 @@ def learn(
         until = time.perf_counter() + 60 * minutes
         recipe = _planned(base, data, method, recipe, minutes, loaders)
         method = method.at_rate(recipe.rate)
+    recipe = recipe.for_images(images_of_epoch(data, recipe, loaders))
     sets: Any = loaders or data
     if loaders is None and isinstance(data, DomainData):
         with _reading(watched) as count:
@@ -417,6 +419,17 @@ def _reading(shown: bool) -> Iterator[Callable[[int, int], None] | None]:
 
     with reading_bar() as count:
         yield count
+
+
+def images_of_epoch(data: Any, recipe: Recipe, loaders: Loaders | None = None) -> int | None:
+    """How many images an epoch has, a last batch counted as whole; None where nobody knows."""
+    if isinstance(data, DomainData) and loaders is None:
+        return len(data.train) + (len(data.val) if recipe.train_on_val else 0)
+    train = data.train if loaders is None else loaders.train
+    if is_map_style(train):
+        return len(train)
+    in_batches = isinstance(train, Batches) or (isinstance(train, DataLoader) and is_map_style(train.dataset))
+    return len(train) * recipe.batch_size if in_batches else None
 
 
 def make_loaders(

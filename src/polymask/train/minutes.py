@@ -32,14 +32,13 @@ from polymask.errors import TrainingError
 from polymask.train.fit import fit
 from polymask.train.learn import make_loaders
 from polymask.train.learner import DomainLearner
-from polymask.train.recipe import RATES, RECIPES, Recipe
+from polymask.train.recipe import MOST_EPOCHS, RATES, RECIPES, Recipe
 from polymask.train.regression import STRENGTHS, WORK, Reached, clearly_better
 from polymask.train.sizing import TRIED, measured_at, takes
 
 SIDES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384)
 OFTEN = 8  # epochs that come before larger images
 FEW = 3  # epochs: with fewer, a head of frozen features has the whole time
-MOST = 30  # epochs: more bring little
 SMALLER = 0.75  # the side of the first half, in proportion
 MEASURING = 0.33  # of what a training image costs, for one that is only classified
 CLIMBED = 1  # larger sizes at test that are planned for; where more are better, it takes a little longer
@@ -109,6 +108,7 @@ def plan_minutes(
         raise TrainingError(f"minutes={minutes:g} must be more than 0")
     if recipe.train_on_val:
         raise TrainingError("with minutes, val decides on sizes, and train_on_val leaves none; leave one of them out")
+    recipe = replace(recipe, least_steps=None)
     sides = sides_for(base, method.first_stage(), data)
     recipe = fastest_recipe(base, method.first_stage(), recipe, data.classes, sides[0])
     pace = measure_pace(base, method.first_stage(), recipe, data.classes, sides)
@@ -211,7 +211,7 @@ def plan_for(
     """The recipe with size and epochs for `images` to learn from and `val` to measure on, in so many seconds.
 
     Of the sides the largest with which every image is seen `OFTEN` times, else the smallest; then as many epochs as
-    there is time for, from 1 to `MOST`. With `alone` a head alone takes the place of fewer than `FEW` epochs.
+    there is time for, from 1 to `MOST_EPOCHS`. With `alone` a head alone takes the place of fewer than `FEW` epochs.
     """
     time_left = MARGIN * seconds
     plans = [_at_side(recipe, pace, sides, place, images, val, time_left) for place in range(len(sides))]
@@ -233,7 +233,7 @@ def side_of_trials(
     usual = RECIPES.get(recipe.name)
     if usual is None or (recipe.rate, recipe.weight_rate) != (usual.rate, usual.weight_rate):
         return None
-    if plan.recipe.epochs < MOST or plan.recipe.side != sides[-1]:
+    if plan.recipe.epochs < MOST_EPOCHS or plan.recipe.side != sides[-1]:
         return None
     return max((side for side in sides if _seconds_of_trials(pace, side, data) <= seconds), default=None)
 
@@ -293,7 +293,7 @@ def _at_side(
     if recipe.refit_on_val:
         once += (images + val) * MEASURING * pace.seconds(side)
     epoch = images * (pace.seconds(first or side) + pace.seconds(side)) / 2 + val * MEASURING * pace.seconds(side)
-    epochs = max(1, min(MOST, int((seconds - once) / epoch)))
+    epochs = max(1, min(MOST_EPOCHS, int((seconds - once) / epoch)))
     first = first if epochs > 1 else None
     sizes: dict[str, Any] = {"side": side, "first_side": first, "test_side": "auto", "frozen_side": frozen}
     if recipe.refit is None:

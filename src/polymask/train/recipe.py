@@ -38,6 +38,7 @@ _NEWER = (
     "refit",
     "refit_on_val",
     "precision",
+    "least_steps",
 )  # fields that older packs and checkpoints lack
 RATES = ("rate", "weight_rate", "scalar_rate", "head_rate")
 DECAYS = ("transform_decay", "weight_decay", "head_decay")
@@ -57,6 +58,7 @@ ALSO_CALLED = {  # elsewhere; for errors that say what a field is called here
     "scheduler": "schedule",
     "amp": "autocast",
 }
+MOST_EPOCHS = 30  # that few images get; more bring little
 LARGEST_SIDE = 2048  # pixels: a batch of larger images fills any memory
 
 
@@ -108,6 +110,8 @@ class Recipe:
     """The recipe's name."""
     epochs: int = 30
     """How many times training goes through the images; 0 for a head alone, with frozen_side."""
+    least_steps: int | None = None
+    """Of few images learn makes more epochs, 30 at most, for so many steps; as many as epochs says unless given."""
     batch_size: int = 32
     """Images in a step."""
     optimiser: Optimiser = "adam"
@@ -192,9 +196,9 @@ class Recipe:
         for one in fields(self):
             if not _fits(value := getattr(self, one.name), one.type):
                 raise RecipeError(f"{one.name}={value!r} is not {_described(one.type)}")
-        least = {"epochs": 1 if self.frozen_side is None else 0, "batch_size": 1}
-        for name, smallest in (least if self.patience is None else least | {"patience": 1}).items():
-            if getattr(self, name) < smallest:
+        least = {"epochs": 1 if self.frozen_side is None else 0, "batch_size": 1, "patience": 1, "least_steps": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) is not None and getattr(self, name) < smallest:
                 raise RecipeError(f"{name}={getattr(self, name)} must be at least {smallest}")
         for name in ("side", "first_side", "resized", "test_side", "frozen_side"):
             if isinstance(pixels := getattr(self, name), int) and not 1 <= pixels <= LARGEST_SIDE:
@@ -237,6 +241,14 @@ class Recipe:
             rates |= {"warmup": 0.0, "head_start": None}
         return replace(self, epochs=max(1, end - begin), drops=drops, **rates)
 
+    def for_images(self, images: int | None) -> "Recipe":
+        """The recipe for so many training images, with more epochs where `least_steps` asks for them; None: unknown."""
+        epochs = self.epochs
+        if self.least_steps is not None and epochs and images:
+            wanted = math.ceil(self.least_steps / math.ceil(images / self.batch_size))
+            epochs = max(epochs, min(wanted, MOST_EPOCHS))
+        return replace(self, epochs=epochs, least_steps=None)
+
     def input(self, base: InputSpec, *, squash: bool | None = None) -> InputSpec:
         """How a domain's images are fed: the base's way, at the recipe's size; `squash` is the domain's own."""
         side = self.side or base.side
@@ -253,7 +265,7 @@ class Recipe:
     def changed(self, fields: Mapping[str, Any]) -> "Recipe":
         """The recipe with some fields changed; a `rate` alone is that of whole weights too."""
         rates = {"weight_rate": fields["rate"]} if "rate" in fields else {}
-        return replace(self, **(rates | dict(fields)))
+        return _with(self, rates | dict(fields))
 
     def method_options(self, norms: str) -> dict[str, Any]:
         """The options that this recipe decides for a method with this policy for norms.
@@ -303,6 +315,7 @@ RECIPES: dict[str, Recipe] = {
             refit="auto",
             refit_on_val=True,
             test_side="auto",
+            least_steps=400,
         ),
     )
 }
@@ -323,7 +336,13 @@ def get_recipe(recipe: str | Path | Recipe, **changes: Any) -> Recipe:
     if isinstance(recipe, str | Path):
         recipe = _from_file(Path(recipe)) if str(recipe).endswith(".toml") else _named(str(recipe))
     _check_fields(changes)
-    return replace(recipe, **changes)
+    return _with(recipe, changes)
+
+
+def _with(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with some fields changed; epochs that are given are as many as there are, whatever the images."""
+    as_given = {"least_steps": None} if "epochs" in changes else {}
+    return replace(recipe, **(as_given | dict(changes)))
 
 
 def _named(name: str) -> Recipe:
@@ -341,7 +360,7 @@ def _from_file(path: Path) -> Recipe:
         raise RecipeError(f"{path} is not TOML: {error}") from error
     start = _named(content.pop("recipe")) if "recipe" in content else Recipe()
     _check_fields(content)
-    return replace(start, **({"name": path.stem} | content))
+    return _with(start, {"name": path.stem} | content)
 
 
 def _check_fields(changes: dict[str, Any]) -> None:
