@@ -43,6 +43,15 @@ def test_nothing_is_forgotten_and_every_method_is_measured(run):
         assert shown == min(wrong, max(3, 6 - right))
 
 
+def test_what_is_shown_is_fed_at_the_size_that_val_chose(tmp_path, monkeypatch):
+    path = make_folder(tmp_path / "two", 2)
+    monkeypatch.setattr(demo, "DOMAINS", (demo.DemoDomain(str(path), "two", 60, 1, 32),))
+    monkeypatch.setattr(demo, "get_recipe", lambda name, **changes: pm.get_recipe(name, test_side=64, **changes))
+    result = demo.run_demo(tmp_path, 0, Console(quiet=True), lambda title: Listener(), "polymask demo")
+    assert result.nothing_forgotten
+    assert pm.inspect(tmp_path / "two.safetensors").manifest.input["shape"] == [3, 64, 64]
+
+
 def test_the_verb_prints_a_table_with_the_packs_sizes(run, tmp_path):
     out, result = run
     console = Console(file=(tmp_path / "said.txt").open("w"), width=120)

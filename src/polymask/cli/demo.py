@@ -20,7 +20,7 @@ from polymask.core.base import Base, fingerprint
 from polymask.core.network import named_tensors
 from polymask.core.target import likeliest
 from polymask.data.load import load_data
-from polymask.data.loader import Loader
+from polymask.data.loader import Loader, loader_at
 from polymask.files import write_atomically
 from polymask.library.model import MultiDomainModel
 from polymask.nets.zoo import load_base
@@ -53,7 +53,7 @@ class DemoDomain:
 DOMAINS = (
     DemoDomain("digits", "handwritten digits", 600, 6, 48),
     DemoDomain("letters", "letters in unseen typefaces", 700, 5, 64),
-    DemoDomain("solar-cells", "defects of solar cells", 600, 5, 96),
+    DemoDomain("solar-cells", "defects of solar cells", 600, 12, 96),
 )
 
 
@@ -133,7 +133,9 @@ def _learn(
             style="bold" if method == METHOD else "dim",
         )
     domain = learned.domain  # of METHOD, which comes last
-    probe, _ = next(loaders.test.batches())
+    assert data.test is not None
+    test = loader_at(data.test, domain.input)  # val may have chosen another size than that of training
+    probe, _ = next(test.batches())
     with torch.no_grad():
         answer = domain(base, probe)
     result = DomainResult(
@@ -143,7 +145,7 @@ def _learn(
         train_images=len(data.train),
         test_images=len(loaders.test.cache),
         methods=tuple(results),
-        predictions=tuple(_examples(base, learned, data.classes, loaders.test)),
+        predictions=tuple(_examples(base, learned, data.classes, test)),
         layers=layer_statistics(domain),
         unchanged=False,
         components=component_bits(domain),
