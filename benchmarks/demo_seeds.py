@@ -1,6 +1,6 @@
 """The demo over several seeds: one seed and some hundred test images cannot tell its methods apart.
 
-    python benchmarks/demo_seeds.py --out results/demo-seeds.json    # four minutes a seed
+    python benchmarks/demo_seeds.py --out results/demo-seeds.json    # five minutes a seed
     python benchmarks/demo_seeds.py --table --out results/demo-seeds.json
 
 A seed draws the splits, the crops and where training begins. All else is as in `polymask demo`, which this runs: the

@@ -67,7 +67,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     domains = [domain for domain in DOMAINS if any(row["domain"] == domain for row in rows)]
     heads = ["method", "epochs", "steps", *domains, "mean"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for method, epochs in dict.fromkeys((row["method"], row["epochs"]) for row in rows):
+    for method, epochs in sorted({(row["method"], row["epochs"]) for row in rows}):
         mine = [row for row in rows if (row["method"], row["epochs"]) == (method, epochs)]
         found = {name: [row["val"] for row in mine if row["domain"] == name] for name in domains}
         steps = sorted({row["steps"] for row in mine})

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# The benchmark, whose results have its name, and the page.
+# What was measured, its benchmark having the same name, and the page.
 PAGES = {
     "unknown": "unknown",
     "extend": "extend",
     "cross": "cross",
     "defaults": "training",
+    "demo_epochs": "findings",
     "demo_rates": "findings",
     "demo_seeds": "findings",
     "epochs": "training",
@@ -26,6 +27,8 @@ PAGES = {
     "convert_library": "convert",
     "trials": "findings",
 }
+
+SCRIPTS = {"demo_epochs": "epochs"}  # of results that do not have their benchmark's name
 
 
 def main() -> int:
@@ -58,7 +61,7 @@ def tables(name: str) -> str:
     found = ROOT / "results" / f"{name.replace('_', '-')}.json"
     if not found.exists():
         return ""
-    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--table", "--out", found]
+    command = [sys.executable, ROOT / "benchmarks" / f"{SCRIPTS.get(name, name)}.py", "--table", "--out", found]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
