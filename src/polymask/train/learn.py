@@ -426,10 +426,9 @@ def images_of_epoch(data: Any, recipe: Recipe, loaders: Loaders | None = None) -
     if isinstance(data, DomainData) and loaders is None:
         return len(data.train) + (len(data.val) if recipe.train_on_val else 0)
     train = data.train if loaders is None else loaders.train
-    if is_map_style(train):
-        return len(train)
-    in_batches = isinstance(train, Batches) or (isinstance(train, DataLoader) and is_map_style(train.dataset))
-    return len(train) * recipe.batch_size if in_batches else None
+    if isinstance(train, Batches) or (isinstance(train, DataLoader) and is_map_style(train.dataset)):
+        return len(train) * recipe.batch_size
+    return len(train) if is_map_style(train) else None
 
 
 def make_loaders(
