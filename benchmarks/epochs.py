@@ -51,9 +51,9 @@ def measure(options: argparse.Namespace) -> None:
         data = load_data(DOMAINS[domain].format(data=options.data), seed=0, limit=options.limit)
         text = read_method(method)
         recipe = pm.get_recipe("standard", epochs=epochs, side=options.side, test_side=None, refit_on_val=None)
-        recipe = text.recipe(recipe)
         if text.name == "finetune":
             recipe = replace(recipe, rate=recipe.weight_rate)
+        recipe = text.recipe(recipe)
         learned = pm.learn(base, replace(data, test=None), text.method(recipe), recipe, seed=seed, progress=False)
         row = {"domain": domain, "method": method, "epochs": epochs, "seed": seed}
         row |= {"train": len(data.train), "images": len(data.val)}

@@ -73,13 +73,14 @@ decathlon=(decathlon --data "$data/decathlon-mini" --base resnet18-64
     --weights "$data/../weights/resnet18-tinyimagenet-64.safetensors" --recipe "$recipe" --selection "$selection" --rate 5e-4 --weight-rate 1e-4
     --norms own --epochs 6 --batch-size 16 --limit 1000 --side 32 --resized 36)
 
-# run_groups OPTIONS…: all groups of methods, or those that the variable ONLY names; SEEDS for other seeds than all.
+# run_groups OPTIONS…: all groups of methods, or those that the variable ONLY names; METHODS for some of a group's, SEEDS
+# for other seeds than all.
 run_groups() {
     for group in ${ONLY:-$groups}; do
         methods=$group tuned=$tuned_on seeds=${SEEDS:-0,1,2}
         case $group in rest | bits) seeds=0 ;; esac
         case $recipe-$group in quick-rest | quick-bits | quick-today) tuned=${tuned_on%%,*} ;; esac
-        polymask benchmark "${common[@]}" --methods "${!methods}" --seeds "$seeds" "${tune[@]}" --tune-on "$tuned" "$@"
+        polymask benchmark "${common[@]}" --methods "${METHODS:-${!methods}}" --seeds "$seeds" "${tune[@]}" --tune-on "$tuned" "$@"
     done
 }
 

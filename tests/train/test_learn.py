@@ -16,7 +16,7 @@ from image_folders import make_folder
 from nets import SPEC, tiny_base
 from polymask.data.loader import loader_at
 from polymask.train.fit import Listener, fit
-from polymask.train.learn import make_loaders
+from polymask.train.learn import images_of_epoch, make_loaders
 from polymask.train.recipe import split_seed
 from tables import make_values
 
@@ -114,6 +114,13 @@ def test_few_images_are_gone_through_more_often_however_they_come(images):
     learned = pm.learn(tiny_base(), method="bn-only", recipe=recipe, **given)
     assert [record.epoch for record in learned.history] == list(range(8))
     assert learned.domain.recipe["epochs"] == 8
+
+
+def test_val_counts_where_it_is_learned_from(folder):
+    data = pm.load_data(folder)
+    recipes = [pm.get_recipe("quick", train_on_val=given, selection="last") for given in (False, True)]
+    counts = [images_of_epoch(data, recipe) for recipe in recipes]
+    assert counts == [len(data.train), len(data.train) + len(data.val)]
 
 
 def test_images_that_come_as_a_stream_are_gone_through_as_often_as_epochs_say():

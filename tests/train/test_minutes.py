@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,7 +93,9 @@ def base():
 def test_a_machine_is_timed_and_the_plan_is_for_it(base, data, monkeypatch):
     monkeypatch.setattr(minutes, "SIDES", (8, 16, 24))
     monkeypatch.setattr(minutes, "FEW", 1)  # this machine may be slow
-    chosen = plan_minutes(base, data, method_by(QUICK, "affine-full"), QUICK, 2)
+    asked = replace(QUICK, least_steps=400)
+    chosen = plan_minutes(base, data, method_by(asked, "affine-full"), asked, 2)
+    assert chosen.recipe.least_steps is None  # time decides, not steps
     assert chosen.recipe.side in (8, 16, 24)
     assert 1 <= chosen.recipe.epochs <= MOST_EPOCHS
     assert chosen.recipe.frozen_side in (8, 16, 24)
