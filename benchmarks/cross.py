@@ -36,6 +36,7 @@ CROSS = ("affine-mix", "affine-cross")
 CENTRED = "form=centred:k0=learned"
 METHODS = f"affine-mix:{CENTRED},affine-cross:{CENTRED},affine-centred,bn-only,classifier-only"
 ALL = "all"
+SOURCE = "affine-centred"  # how sources are learned
 
 
 def main() -> None:
@@ -66,10 +67,15 @@ def main() -> None:
                     continue
                 before = {name: source_pack(base, data[name], name, recipe, seed, library) for name in order[:place]}
                 for count in options.images.split(","):
-                    few = data[target] if count == ALL else some_of_each(data[target], int(count), seed)
-                    epochs = ceil(options.least_steps / ceil(len(few.train) / recipe.batch_size))
-                    how = replace(recipe, epochs=max(recipe.epochs, epochs))
+                    few, how = as_few(data[target], count, seed, recipe, options.least_steps)
                     run_all(base, few, (title, target, count, seed), before, how, options)
+
+
+def as_few(data: DomainData, count: str, seed: int, recipe, least_steps: int) -> tuple[DomainData, pm.Recipe]:
+    """The domain with so many images a class, and the recipe with epochs for as many steps."""
+    few = data if count == ALL else some_of_each(data, int(count), seed)
+    epochs = ceil(least_steps / ceil(len(few.train) / recipe.batch_size))
+    return few, replace(recipe, epochs=max(recipe.epochs, epochs))
 
 
 def run_all(base, data, key, before, recipe, options) -> None:
@@ -94,10 +100,10 @@ def run_all(base, data, key, before, recipe, options) -> None:
         print(f"{row['val']:6.2f} {learned.test_accuracy:6.2f}  {name}", flush=True)
 
 
-def source_pack(base, data: DomainData, name: str, recipe, seed: int, library: Path) -> Path:
+def source_pack(base, data: DomainData, name: str, recipe, seed: int, library: Path, method=SOURCE) -> Path:
     path = library / f"{name}.safetensors"
     if not path.exists():
-        pm.learn(base, data, "affine-centred", recipe, seed=seed, progress=False).domain.save(path)
+        pm.learn(base, data, method, recipe, seed=seed, progress=False).domain.save(path)
     return path
 
 

@@ -363,6 +363,27 @@ def test_extend_adds_classes_keeps_the_version_before_and_rollback_brings_it_bac
     path.unlink()
 
 
+def test_learn_begins_as_another_domain(room, capsys):
+    out = ["--out", "started", "--epochs", "1"]
+    assert main(["learn", "first", *SMALL, *out]) == 0
+    assert main(["learn", "second", *SMALL, *out, "--start", "first"]) == 0
+    assert "begins as first" in capsys.readouterr().err
+    assert main(["learn", "other", *SMALL, *out, "--start", "auto"]) == 0
+    assert re.search(r"begins as (the base|first|second) \(a head alone, on val: .+ %, first ", capsys.readouterr().err)
+    first, second = (pm.inspect(room / "started" / f"{name}.safetensors").manifest for name in ("first", "second"))
+    assert second.recipe["start"]["data"] == first.recipe["data"]
+    assert "start" not in first.recipe
+    drawing = ["--method", "affine-mix:k0=learned", "--from", "first"]
+    assert main(["learn", "third", *SMALL, *out, *drawing, "--start", "first"]) == 0
+    for words, problem in [
+        (["--start", "fist"], "did you mean first"),
+        ([*drawing, "--start", "second"], "name second among --from too"),
+        (["--method", "lora", "--start", "first"], "lora cannot begin as a domain by affine-centred"),
+    ]:
+        assert main(["learn", "more", *SMALL, *out, *words]) == 1
+        assert problem in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_learn_keeps_exemplars_only_where_it_is_asked_to(room, capsys):
     assert not list((room / "library").glob("shapes.exemplars"))
     quick = ["--method", "classifier-only", "--epochs", "1", "--keep-exemplars", "2"]

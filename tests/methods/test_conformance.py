@@ -84,6 +84,28 @@ def test_a_pack_loads_where_torch_has_a_default_device(base, method, tmp_path):
     assert torch.equal(logits(base, loaded), logits(base, domain))
 
 
+NO_START = {"taps", "vera", "ba2", "affine-cross", "affine-mix"}  # cannot learn on from what they store
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_domain_begins_as_another_to_the_bit_and_leaves_it_as_it_was(base, method):
+    first = trained(base, method).frozen()
+    before = logits(base, first)
+    second = pm.new_domain(base, method, ["a", "b"])
+    if method in NO_START or not first.method.learns_on:
+        with pytest.raises(pm.MethodError, match=r"cannot begin as|learns in stages or with other domains"):
+            second.begin_as(first, 1e-3)
+        return
+    second.begin_as(first, 1e-3)
+    images = batch()[0]
+    with torch.no_grad(), second.in_mode(training=False):
+        torch.testing.assert_close(second.features(base, images), first.features(base, images), atol=1e-6, rtol=1e-5)
+    begun = [p.detach().clone() for p in second.parameters()]
+    train(base, second, steps=5, rate=1e-2)
+    assert any(not torch.equal(p, was) for p, was in zip(second.parameters(), begun, strict=True))
+    assert torch.equal(logits(base, first), before)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_frozen_copy_gives_the_same_logits_and_does_not_learn_on(base, method):
     domain = trained(base, method)

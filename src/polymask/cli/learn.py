@@ -69,6 +69,9 @@ class LearnVerb(TrainingVerb, BaseVerb):
     from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """For affine-cross and affine-mix: domains of the library whose masks are drawn on, NAME,NAME, or auto:3 for the
     three whose images look most alike."""
+    start: str | None = None
+    """Begin as a domain of the library, in place of as the base: NAME, or auto for the best of the three whose images
+    look most alike, where val says that it is better than the base. It helps where that domain is of the same kind."""
     keep_exemplars: int = 0
     """Keep so many images of each class beside the pack, for a later `extend`."""
     report: bool = False
@@ -167,6 +170,14 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
             sources = open_sources(self.from_, self.out, base, data, without=self.name)
             self.say(f"drawing on the masks of {', '.join(sources)}")
+        start: Domain | None = None
+        if self.start is not None:
+            from polymask.lifelong.start import open_start
+
+            spec = recipe.input(base.input, squash=data.squash)
+            begins = open_start(self.start, self.out, base, data, method, spec, sources, without=self.name)
+            start = begins.domain
+            self.say(begins.text)
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         until = None  # an interrupted run has been interrupted for nobody knows how long
         if self.minutes is not None:
@@ -184,12 +195,15 @@ class LearnVerb(TrainingVerb, BaseVerb):
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
         first = method.first_stage()
         self.trained_by = recipe
-        self.check_run(recipe, settings_identity(first, base.fingerprint, data.classes, recipe, self.seed))
+        begun = None if start is None else start.start_note()
+        self.check_run(recipe, settings_identity(first, base.fingerprint, data.classes, recipe, self.seed, begun))
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
         if self.minutes is not None:
             plan = {"asked": self.asked(), "recipe": recipe.to_json()}
             write_atomically(self.plan_file, json.dumps(plan, indent=1).encode())
-        learned = learn(base, data, method, recipe, ranks=self.ranks, sources=sources, until=until, **options)
+        learned = learn(
+            base, data, method, recipe, ranks=self.ranks, sources=sources, start=start, until=until, **options
+        )
         if self.leads:
             learned.domain.save(self.out_file())
             if self.keep_exemplars:
@@ -253,6 +267,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         words += [] if self.limit is None else ["--limit", str(self.limit)]
         words += [] if self.target is None else ["--target", self.target]
         words += [] if self.from_ is None else ["--from", self.from_]
+        words += [] if self.start is None else ["--start", self.start]
         for name, value in (given_fields(self.overrides) | self.found_fields()).items():
             given = value if isinstance(value, tuple | list) else [value]
             words += [

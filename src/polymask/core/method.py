@@ -213,6 +213,11 @@ class Method(OptionChecks, InStages, AmongDomains, ABC):
             raise MethodError(f"norm_momentum={momentum!r} must be in (0, 1], or None")
         object.__setattr__(self, "norm_momentum", float(momentum))
 
+    @property
+    def learns_on(self) -> bool:
+        """Whether a domain that has learned can be the beginning of another training."""
+        return self.alone and not self.moves_base and len(self.stages) == 1
+
     @abstractmethod
     def transform(self, site: Site) -> Transform | None:
         """What the domain learns at one site; None leaves the site as the base has it."""

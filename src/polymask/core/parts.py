@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from polymask.core.bits import Bits
 from polymask.core.network import named_tensors, put_tensors
 from polymask.core.survey import Norm, Site, learned_type
-from polymask.errors import BaseError
+from polymask.errors import BaseError, MethodError
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -65,6 +65,15 @@ class Part(nn.Module):
         for parameter in self.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         return True
+
+    def begin_as(self, other: "Part", rate: float) -> None:
+        """Begin where another domain's part is, and learn on from there in steps of the size `rate`."""
+        theirs = other.stored() if type(other) is type(self) else {}
+        if {n: t.shape for n, t in theirs.items()} != {n: t.shape for n, t in self.stored().items()}:
+            raise MethodError("what the other domain has there is of another method, or of other options or sizes")
+        self.restore({n: t.clone() if isinstance(t, Tensor) else t for n, t in theirs.items()})
+        if not self.relearn(rate):
+            raise MethodError("what the other domain has there cannot learn on from its stored form")
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
         """Take on the stored form; the tensors are kept, not copied."""

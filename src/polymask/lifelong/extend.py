@@ -136,7 +136,7 @@ def check_extends(base: Base, domain: Domain, data: DomainData, way: Way) -> Non
     if way == "norms" and not any(True for _, norm in domain.named_norms() for _ in norm.parameters()):
         raise DomainError(f"the domain ({domain.method.name}) has no norms of its own to learn; take head or mask")
     method = domain.method
-    if way != "head" and (not method.alone or method.moves_base or len(method.stages) > 1):
+    if way != "head" and not method.learns_on:
         raise MethodError(f"{method.name} learns in stages or with other domains, so it cannot learn on; take head")
 
 

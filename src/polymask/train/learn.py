@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from polymask.core.accounting import bits_per_weight, in_halves
 from polymask.core.base import Base
-from polymask.core.domain import Domain
+from polymask.core.domain import START, Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method
 from polymask.core.registry import new_domain
@@ -141,6 +141,7 @@ def learn(
     listener: Listener | None = None,
     ranks: "Ranks | None" = None,
     sources: Mapping[str, Domain] | None = None,
+    start: Domain | None = None,
     until: float | None = None,
     **options: Any,
 ) -> Learned:
@@ -153,7 +154,8 @@ def learn(
     `time.perf_counter`. `progress` shows how it goes on standard error; None does where people watch and no
     `listener` is given: in a terminal or a notebook. `options` are the method's. `loaders` saves decoding again what
     several methods share. With `ranks` (see `polymask.train.ranks`) several processes share the work. `sources` are
-    domains, by name, whose masks `affine-cross` and `affine-mix` draw on.
+    domains, by name, whose masks `affine-cross` and `affine-mix` draw on. The domain begins as `start` is, in place of
+    as the base; for these two methods that is one of the sources.
     """
     recipe = get_recipe(recipe)
     method = _asked_method(method, recipe, sources, options)
@@ -185,6 +187,8 @@ def learn(
     if recipe.epochs:
         domain = new_domain(base, method, data.classes, target=target)
         method.draw_on(domain, list((sources or {}).values()))
+        if start is not None:
+            domain.begin_as(start, recipe.rate)
         how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
         found.append(_trained(base, domain.to(base.device), data, sets, recipe, until=until, seed=seed, **how))
     if recipe.frozen_side is not None:
@@ -218,7 +222,9 @@ def _settled(
     if ranks is not None:
         ranks.settle(domain, best)
     result, evaluation = _measured_on_test(base, domain, sets.test, ranks)
-    domain.recipe = recipe.to_json() | seeds_note(seed, data.seed if decoded else None) | {"data": data.name}
+    begun = {START: domain.recipe[START]} if START in domain.recipe else {}
+    seeds = seeds_note(seed, data.seed if decoded else None)
+    domain.recipe = recipe.to_json() | seeds | {"data": data.name} | begun
     if decoded:
         domain.recipe |= likeness_note(base, data.train)
         domain.recipe |= {VAL_LOOKS: looks_of(data.val)} if last is not None else {}

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from polymask.core.bits import Bits
-from polymask.core.domain import Domain
+from polymask.core.domain import START, Domain
 from polymask.core.method import Method
 from polymask.core.network import digest_tensors
 from polymask.core.parts import Stored
@@ -252,16 +252,18 @@ def epochs_until_stalled(results: Sequence[float | None], target: Target, patien
 
 def domain_identity(domain: Domain, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What a run is that trains a domain."""
-    settings = settings_identity(domain.method, domain.fingerprint, domain.classes, recipe, seed)
+    start = domain.recipe.get(START)
+    settings = settings_identity(domain.method, domain.fingerprint, domain.classes, recipe, seed, start)
     return settings | ({"target": note} if (note := domain.target.note()) else {})
 
 
 def settings_identity(
-    method: Method, fingerprint: str, classes: Sequence[str] | None, recipe: Recipe, seed: int
+    method: Method, fingerprint: str, classes: Sequence[str] | None, recipe: Recipe, seed: int, start: Any = None
 ) -> dict[str, Any]:
-    """The same, of a domain that is not there yet."""
+    """The same, of a domain that is not there yet; `start` is the note of the one that it begins as, if it does."""
     named = {"name": method.name} | method.options()
     about = {"seed": seed, "recipe": asdict(recipe), "base": fingerprint}  # with the fields that are not given
+    about |= {} if start is None else {START: start}
     return about | {"method": named, "classes": None if classes is None else list(classes)}
 
 

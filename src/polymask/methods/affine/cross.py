@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from polymask.core.bits import Bits, digest_bits
 from polymask.core.method import Method
-from polymask.core.parts import Stored, Transform
+from polymask.core.parts import Part, Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.files import NAME
@@ -162,6 +162,28 @@ class CrossTransform(Transform):
         if self.centred and not base_weight.is_meta:
             spread = GAIN * (float(base_weight.double().std(correction=0)) or 1.0)
             self.units = {"k0": GAIN, "k1": spread / sqrt(self.inputs), "a": spread, "b": GAIN}
+
+    def begin_as(self, other: Part, rate: float) -> None:
+        """The network of a source: a_s and b_s are its k2 and k3, and an own mask does nothing yet."""
+        if not isinstance(other, AffineTransform):
+            raise MethodError("it has no affine mask there")
+        theirs = other.bits().words
+        places = [place for place in range(self.sources) if torch.equal(self.get_buffer(f"source{place}"), theirs)]
+        if not places:
+            raise MethodError("its masks are not those of a source; draw on it too")
+        k0, k1, a, b = (torch.as_tensor(k) for k in other.coefficients())
+        if k0.numel() > torch.Size(self.scalar_shape).numel():
+            raise MethodError("its k0…k3 are per channel, and these per layer; take per=channel")
+        for name, number in (("a", a), ("b", b)):
+            self.get_parameter(name)[places[0]] = (number / self.units[name]).expand(self.scalar_shape)
+        around = (k0 + b / 2, k1 + a / 2) if self.centred else (k0, k1)
+        if self.own is not None:
+            self.own.put_coefficients([*around, 0.0, 0.0])
+        for name, k in zip(("k0", "k1"), around, strict=True) if self.own is None else ():
+            if name not in self.fixed:
+                self.get_parameter(name).copy_((k / self.units[name]).expand(self.scalar_shape))
+            elif not torch.all(k == self.fixed[name]):
+                raise MethodError(f"{name} is fixed at {self.fixed[name]:g} here, and it has {k.flatten()[0]:.4g}")
 
     def weight(self, base_weight: Tensor) -> Tensor:
         W = base_weight.view(self.view_shape)

@@ -36,7 +36,7 @@ from torch.compiler import is_compiling
 from polymask.core.bits import Surrogate, threshold
 from polymask.core.merge import release_memory
 from polymask.core.method import Method
-from polymask.core.parts import MaskTransform, NormPolicy, Stored
+from polymask.core.parts import MaskTransform, NormPolicy, Part, Stored
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.methods.affine.compiled import fused_weights
@@ -245,6 +245,31 @@ class AffineTransform(MaskTransform):
         for scalar in self.scalar_parameters():
             scalar.requires_grad_(True)
         return True
+
+    def begin_as(self, other: Part, rate: float) -> None:
+        """The other's mask, its scores as far from the threshold as those of a mask that learns on, and its k0…k3."""
+        if not isinstance(other, AffineTransform):
+            raise MethodError("it has no affine mask there")
+        self.put_coefficients(other.coefficients())
+        assert self.scores is not None
+        sign = 2 * other.mask().to(self.scores) - 1
+        self.scores.copy_(self.at + _STEPS_TO_FLIP * rate * sign)
+        self.starts_on = False
+
+    def put_coefficients(self, ks: Sequence[Tensor | float]) -> None:
+        """Let k0…k3 be these numbers, whatever form they learn in; raise where one is fixed at another."""
+        units = dict.fromkeys(NAMES, 1.0)
+        if self.centred:
+            units = {"k0": GAIN, "k1": GAIN * self.spread / sqrt(self.inputs), "k2": GAIN * self.spread, "k3": GAIN}
+            ks = [ks[0] + ks[3] / 2, ks[1] + ks[2] / 2, ks[2], ks[3]]
+        for name, k in zip(NAMES, map(torch.as_tensor, ks), strict=True):
+            if name in self.fixed:
+                if not torch.all(k == self.fixed[name]):
+                    raise MethodError(f"{name} is fixed at {self.fixed[name]:g} here, and it has {k.flatten()[0]:.4g}")
+                continue
+            if k.numel() > self.scalar_count:
+                raise MethodError("its k0…k3 are per channel, and these per layer; take per=channel")
+            self.get_parameter(name).copy_((k / units[name]).expand(self.scalar_shape))
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
         super().restore(stored)

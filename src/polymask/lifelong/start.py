@@ -1,0 +1,112 @@
+"""Domains that begin as another one, in place of as the base: which one that is.
+
+A domain of the same kind of images has features that the base lacks; one of other images has lost some that the base
+has. What val says of a head alone tells them apart, before anything is trained: the likest domains are tried, and the
+base is left for the best of them only where that is better by more than chance.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from polymask.core.base import Base
+from polymask.core.domain import Domain
+from polymask.core.input import InputSpec
+from polymask.core.method import Method
+from polymask.core.registry import new_domain
+from polymask.data.images import DomainData, require_classes
+from polymask.data.loader import loader_at
+from polymask.data.split import Split, SubsetSplit
+from polymask.errors import DomainError, MethodError, PackError
+from polymask.lifelong.cross import by_likeness, pack_of, packs_by_name
+from polymask.pack.storing import load_domain
+from polymask.train.regression import STRENGTHS, Reached, clearly_better, fit_features, gathered, reached_on
+
+AUTO = "auto"
+TRIED = 3  # domains, the likest
+IMAGES = 2000  # of train, and of val, that are looked at
+
+
+class Start(NamedTuple):
+    """What a domain begins as (None: the base), and what a head alone reaches on val by each that was tried."""
+
+    name: str | None
+    domain: Domain | None
+    reached: Mapping[str, float]
+
+    @property
+    def text(self) -> str:
+        """What is said of it."""
+        found = ", ".join(f"{name} {value:.1f} %" for name, value in self.reached.items())
+        tried = f" (a head alone, on val: {found})" if found else ""
+        return f"begins as {self.name or 'the base'}{tried}"
+
+
+def open_start(
+    text: str,
+    library: Path,
+    base: Base,
+    data: DomainData,
+    method: Method,
+    spec: InputSpec,
+    sources: Mapping[str, Domain],
+    *,
+    without: str,
+) -> Start:
+    """What NAME, or auto, says that a new domain by `method` begins as, fed with images of `spec`.
+
+    A method that draws on others begins as one of these. Any other domain may begin as what it was itself before.
+    """
+    if text == AUTO:
+        return choose_start(sources or _likest(library, base, data, method, without), base, data, spec)
+    if sources and text not in sources:
+        raise DomainError(f"{method.name} begins as a domain that it draws on; name {text} among --from too")
+    domain = sources[text] if sources else load_domain(pack_of(text, packs_by_name(library), library), base)
+    return Start(text, domain, {})
+
+
+def choose_start(candidates: Mapping[str, Domain], base: Base, data: DomainData, spec: InputSpec) -> Start:
+    """The one of these whose features are the best for the images, by a head alone on val; or the base."""
+    require_classes(data, "beginning as the best of several domains")
+    parts = [_some(split) for split in (data.train, data.val)]
+    best = Start(None, None, {})
+    found: dict[str, Reached] = {}
+    for name, domain in {base.name: None, **candidates}.items():
+        head = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
+        shown = head if domain is None else domain.to(base.device)
+        train, val = (gathered(base, shown, loader_at(split, spec).batches()) for split in parts)
+        fit_features(head, train, val, STRENGTHS)
+        found[name] = reached_on(head, val)
+        if domain is not None and clearly_better(head, found[name], found[best.name or base.name]):
+            best = Start(name, domain, {})
+    return best._replace(reached={name: reached.value for name, reached in found.items()})
+
+
+def _some(split: Split) -> Split:
+    """Of many images some, evenly spread: they may be sorted by class."""
+    if len(split) <= IMAGES:
+        return split
+    return SubsetSplit(split, np.linspace(0, len(split) - 1, IMAGES).astype(int))
+
+
+def _likest(library: Path, base: Base, data: DomainData, method: Method, without: str) -> dict[str, Domain]:
+    """The domains of a library whose images look most alike, of those that one by `method` can begin as."""
+    packs = packs_by_name(library, without)
+    found: dict[str, Domain] = {}
+    for name in by_likeness(packs, base, data):
+        try:
+            domain = load_domain(packs[name], base)
+            new_domain(base, method.first_stage(), data.classes).begin_as(domain, rate=1.0)
+        except (MethodError, PackError):
+            continue
+        found[name] = domain
+        if len(found) == TRIED:
+            break
+    if not found:
+        raise DomainError(
+            f"no domain of {library} has a likeness and is one that {method.name} can begin as; name one, or leave "
+            "--start out"
+        )
+    return found

@@ -1,0 +1,224 @@
+"""Domains that begin as another one: what they are then, what stays as it was, what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import polymask as pm
+from nets import batch, logits, tiny_base, trained
+from polymask.core.bits import Bits
+from polymask.data.images import DomainData
+from polymask.data.split import ArraySplit
+from polymask.errors import DomainError, MethodError
+from polymask.lifelong.start import choose_start, open_start
+from polymask.train.fit import Listener
+from polymask.train.state import CheckpointError
+
+RECIPE = pm.get_recipe("quick", epochs=1, batch_size=8, side=16)
+CENTRED = {"form": "centred", "k0": "learned"}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return tiny_base()
+
+
+def images(names=("a", "b"), seed=0, shade=None):
+    draw = np.random.default_rng(seed)
+    labels = np.arange(24) % len(names)
+
+    def split():
+        pixels = draw.integers(0, 256, (24, 20, 20, 3)) if shade is None else np.full((24, 20, 20, 3), shade)
+        return ArraySplit("made", pixels.astype(np.uint8), labels)
+
+    return DomainData("made", names, split(), split(), split())
+
+
+def moved(base, method="affine-centred", seed=0, **options):
+    """A domain whose scalars, mask and norms are all unlike those of a fresh one."""
+    domain = trained(base, method, seed=seed, **options).frozen()
+    draw = torch.Generator().manual_seed(seed)
+    for _, transform in domain.named_transforms():
+        transform.words = Bits.of(torch.rand(transform.shape, generator=draw) > 0.4).words
+        for scalar in transform.scalar_parameters():
+            scalar.data += 0.02 * torch.randn(scalar.shape, generator=draw)
+    for _, norm in domain.named_norms():
+        for tensor in norm.tensors().values():
+            tensor.data.copy_(1.1 * tensor)
+    return domain
+
+
+def features(base, domain):
+    with torch.no_grad(), domain.in_mode(training=False):
+        return domain.features(base, batch()[0])
+
+
+def near(found, wanted):
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("per", ["layer", "channel"])
+@pytest.mark.parametrize(
+    ("method", "source"),
+    [
+        ("affine-centred", "affine-centred"),
+        ("affine-centred", "affine-full"),
+        ("affine-centred", "piggyback-bn"),
+        ("affine-full", "affine-simple"),
+    ],
+)
+def test_a_mask_begins_as_another_whatever_numbers_it_learns_by(base, method, source, per):
+    start, domain = moved(base, source), pm.new_domain(base, method, ["a", "b"], per=per)
+    assert not torch.allclose(features(base, domain), features(base, start))
+    domain.begin_as(start, 1e-3)
+    near(features(base, domain), features(base, start))
+    theirs = dict(start.named_transforms())
+    assert all(torch.equal(t.mask(), theirs[name].mask()) for name, t in domain.named_transforms())
+    assert all(t.flipped() is None for _, t in domain.named_transforms())
+
+
+@pytest.mark.parametrize("form", [{}, CENTRED], ids=["plain", "centred"])
+@pytest.mark.parametrize("name", ["affine-cross", "affine-mix"])
+@pytest.mark.parametrize("per", ["layer", "channel"])
+def test_a_domain_that_draws_on_others_begins_as_one_of_them(base, name, form, per):
+    start, other = moved(base), moved(base, seed=1)
+    method = pm.create_method(name, per=per, **({"k0": "learned"} | form)).drawing_on({"other": other, "start": start})
+    domain = pm.new_domain(base, method, ["a", "b"])
+    method.draw_on(domain, [other, start])
+    domain.begin_as(start, 1e-3)
+    near(features(base, domain), features(base, start))
+    with pytest.raises(MethodError, match="its masks are not those of a source; draw on it too"):
+        domain.begin_as(moved(base, seed=2), 1e-3)
+
+
+def test_learning_begins_there_and_leaves_the_other_as_it_was(base, tmp_path):
+    start = moved(base, norms="affine")
+    before = logits(base, start)
+    learned = pm.learn(base, images(), recipe=RECIPE, start=start, progress=False)
+    fresh = pm.learn(base, images(), recipe=RECIPE, progress=False)
+    own, theirs, others = (dict(d.named_transforms()) for d in (learned.domain, start, fresh.domain))
+
+    def differ(one, two):
+        return sum(int((one[name].mask() != two[name].mask()).sum()) for name in one)
+
+    assert differ(own, theirs) < differ(others, theirs) / 2
+    assert torch.equal(logits(base, start), before)
+    assert learned.domain.recipe["start"] == {"data": None, "method": "affine-centred", "digest": start.digest()}
+    assert "start" not in fresh.domain.recipe
+    learned.domain.save(tmp_path / "a.safetensors")
+    loaded = pm.load_domain(tmp_path / "a.safetensors", base)
+    assert torch.equal(logits(base, loaded), logits(base, learned.domain))
+    assert loaded.recipe["start"] == learned.domain.recipe["start"]
+    base.verify()
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "problem"),
+    [
+        ({"method": "affine-centred"}, {"norms": "affine"}, r"norms=affine has no stem_bn.running_mean .* norms=own"),
+        ({"method": "affine-full"}, {"k3": 0.0}, "k3 is fixed at 0 here"),
+        ({"method": "affine-full", "per": "channel"}, {}, "per channel, and these per layer; take per=channel"),
+        ({"method": "finetune"}, {}, "affine-centred cannot begin as a domain by finetune .*: it has no affine mask"),
+        ({"method": "bitdelta"}, {}, "bitdelta learns in stages or with other domains"),
+        ({"method": "bn-only"}, {}, "affine-centred changes other layers than bn-only"),
+    ],
+)
+def test_what_it_cannot_begin_as_is_refused_by_name(base, start, options, problem):
+    other = moved(base, **start) if start["method"].startswith("affine") else trained(base, **start).frozen()
+    domain = pm.new_domain(base, "affine-centred", ["a", "b"], **options)
+    with pytest.raises(MethodError, match=problem):
+        domain.begin_as(other, 1e-3)
+
+
+def test_other_options_and_other_bases_are_refused(base):
+    domain = pm.new_domain(base, "lora", ["a", "b"], rank=2)
+    with pytest.raises(MethodError, match="by other options of it; take the same"):
+        domain.begin_as(trained(base, "lora", rank=2, alpha=1.0).frozen(), 1e-3)
+    with pytest.raises(DomainError, match="take a domain of the same base"):
+        domain.begin_as(trained(tiny_base(seed=3), "lora", rank=2).frozen(), 1e-3)
+
+
+def test_a_run_that_began_as_another_domain_is_not_gone_on_with(base, tmp_path):
+    how = {"recipe": RECIPE.changed({"epochs": 2}), "checkpoint": tmp_path / "c.safetensors", "progress": False}
+
+    class InTheSecondEpoch(Listener):
+        def step(self, epoch, *facts):
+            if epoch:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pm.learn(base, images(), start=moved(base, norms="affine"), listener=InTheSecondEpoch(), **how)
+    assert how["checkpoint"].exists()
+    with pytest.raises(CheckpointError, match="start"):
+        pm.learn(base, images(), start=moved(base, seed=1, norms="affine"), resume=True, **how)
+    assert pm.learn(base, images(), start=moved(base, norms="affine"), resume=True, **how).history
+
+
+def shaded(hues, seed=0):
+    """Classes of one grey each, and noise."""
+    draw = np.random.default_rng(seed)
+    labels = np.arange(90) % len(hues)
+    noise = draw.integers(-4, 5, (3, 90, 20, 20, 3))
+    splits = [
+        ArraySplit("made", (np.array(hues)[labels][:, None, None, None] + n).astype(np.uint8), labels) for n in noise
+    ]
+    return DomainData("made", tuple(f"grey {hue}" for hue in hues), *splits)
+
+
+def blinded(domain):
+    """The domain, with features that say nothing."""
+    for _, norm in domain.named_norms():
+        for name, tensor in norm.tensors().items():
+            tensor.data.zero_() if name in ("weight", "bias") else None
+    return domain
+
+
+def test_auto_is_the_base_unless_a_domain_is_clearly_better_on_val(base):
+    greys = shaded([100, 104, 108, 112, 116, 120, 124, 128, 132])
+    spec = replace(base.input, squash=False)
+    found = choose_start({"blind": blinded(moved(base))}, base, greys, spec)
+    assert (found.name, found.domain) == (None, None)
+    assert found.reached["blind"] < 20 < found.reached["tiny"]
+    assert found.text.startswith("begins as the base (a head alone, on val: tiny ")
+    other = tiny_base()  # whose own features say nothing
+    for name, parameter in other.net.named_parameters():
+        if name.startswith("stem_bn"):
+            parameter.data.zero_()
+    dull = pm.load_base(other.net, name="dull", input=other.input)
+    sees = pm.new_domain(dull, "affine-centred", ["a", "b"])
+    for name, norm in sees.named_norms():
+        for leaf, tensor in norm.tensors().items():
+            tensor.data.copy_(base.tensor(f"{name}.{leaf}"))
+    sees = sees.frozen()
+    found = choose_start({"blind": blinded(moved(dull)), "sees": sees}, dull, greys, spec)
+    assert found.name == "sees"
+    assert found.domain is sees
+    assert found.reached["sees"] > 2 * found.reached["dull"]
+
+
+def test_a_start_is_found_by_name_or_among_the_likest_that_the_method_can_begin_as(base, tmp_path):
+    for name, shade, method in (("dark", 10, "affine-centred"), ("light", 250, "affine-full"), ("pale", 245, "lora")):
+        learned = pm.learn(base, images(shade=shade), method, RECIPE, progress=False)
+        learned.domain.save(tmp_path / f"{name}.safetensors")
+
+    def found(text, method="affine-centred", without="new", sources=()):
+        sources = {name: pm.load_domain(tmp_path / f"{name}.safetensors", base) for name in sources}
+        method = pm.create_method(method, norms=RECIPE.norms or "own")
+        return open_start(text, tmp_path, base, images(), method, base.input, sources, without=without)
+
+    assert found("auto").reached.keys() == {"tiny", "dark", "light"}
+    assert found("auto", without="light").reached.keys() == {"tiny", "dark"}
+    assert found("auto", method="lora").reached.keys() == {"tiny", "pale"}
+    assert found("auto", sources=["light"]).reached.keys() == {"tiny", "light"}
+    assert found("dark", sources=["dark", "light"]).name == "dark"
+    assert found("light", without="light").name == "light"  # it may learn on
+    for text, how, problem in [
+        ("ligth", {}, "did you mean light"),
+        ("light,dark", {}, "no domain is named 'light,dark'"),
+        ("pale", {"sources": ["dark"]}, "name pale among --from too"),
+        ("auto", {"method": "finetune"}, "is one that finetune can begin as; name one"),
+    ]:
+        with pytest.raises(DomainError, match=problem):
+            found(text, **how)
