@@ -14,6 +14,7 @@ PAGES = {
     "unknown": "unknown",
     "extend": "extend",
     "cross": "cross",
+    "related": "cross",
     "defaults": "training",
     "demo_epochs": "findings",
     "demo_rates": "findings",

@@ -373,6 +373,8 @@ def test_learn_begins_as_another_domain(room, capsys):
     first, second = (pm.inspect(room / "started" / f"{name}.safetensors").manifest for name in ("first", "second"))
     assert second.recipe["start"]["data"] == first.recipe["data"]
     assert "start" not in first.recipe
+    assert main(["show", "second", "--library", "started"]) == 0
+    assert re.search(r"began as .*a domain of \w+ by affine-centred", capsys.readouterr().out)
     drawing = ["--method", "affine-mix:k0=learned", "--from", "first"]
     assert main(["learn", "third", *SMALL, *out, *drawing, "--start", "first"]) == 0
     for words, problem in [

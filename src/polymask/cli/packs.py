@@ -59,6 +59,8 @@ class ShowVerb(NamedPack):
         if sources := result["options"].get("sources"):
             names = ", ".join(str(text).rpartition(":")[0] for text in sources)
             rows.append(["draws on", names + (", held in the pack" if result["options"].get("baked") else "")])
+        if isinstance(start := result["recipe"].get("start"), dict):
+            rows.append(["began as", f"a domain of {start.get('data')} by {start.get('method')}"])
         if isinstance(judged := result["recipe"].get("unknown"), dict):
             rows.append(["unknown images", f"told by {judged.get('rule')}"])
         rows += [[name.replace("_", " "), measured_text(name, value)] for name, value in result["metrics"].items()]
