@@ -8,6 +8,7 @@ from torch import nn
 import polymask as pm
 from nets import SPEC, batch, logits, tiny_base, train, trained
 from polymask.core.accounting import component_bits
+from polymask.train.descent import begin_head
 
 
 def test_adapters_start_at_a_little_of_the_identity_in_every_group():
@@ -58,11 +59,27 @@ def test_the_stored_head_is_one_linear_map_of_the_usual_size(tmp_path, dtype):
         assert torch.equal(loaded.merged(base)(images), domain(base, images))
 
 
-def test_the_map_learns_with_the_head():
+def test_the_head_begins_centred_with_its_map_as_others_do():
+    base = tiny_base()
+    domain, images = pm.new_domain(base, "tsa", ["a", "b", "c"]), batch(16)
+    begin_head(base, domain, [images])
+    assert not domain.eval()(base, images[0]).any()
+    nn.init.normal_(domain.head.map)
+    nn.init.normal_(domain.head.weight)
+    features = domain.features(base, images[0])
+    around = (features - domain.head.middle) / domain.head.unit
+    expected = around @ domain.head.map.T @ domain.head.weight.T + domain.head.bias
+    torch.testing.assert_close(domain.classify(features), expected, atol=1e-2, rtol=1e-4)  # of some thousands
+    torch.testing.assert_close(logits(base, domain.frozen()), logits(base, domain), atol=1e-2, rtol=1e-4)
+
+
+def test_the_map_learns_as_whole_weights_do():
     base = tiny_base()
     domain = trained(base, "tsa")
     assert not torch.equal(domain.head.map, torch.eye(12))
-    assert any(p is domain.head.map for p in domain.param_groups()["head"])
+    groups = domain.param_groups()
+    assert any(p is domain.head.map for p in groups["weights"])
+    assert {id(p) for p in groups["head"]} == {id(domain.head.weight), id(domain.head.bias)}
     without = pm.new_domain(base, "tsa", ["a", "b", "c"], map_features=False)
     train(base, without)
     assert type(without.head) is nn.Linear

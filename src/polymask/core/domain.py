@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polymask.core.base import Base, Momentum
-from polymask.core.heads import head_tensors, stored_head
+from polymask.core.heads import LearningHead, head_tensors, stored_head
 from polymask.core.merge import merge
 from polymask.core.method import Method
 from polymask.core.network import digest_tensors, put_tensors, structural_copy
@@ -173,7 +173,9 @@ class Domain(nn.Module):
             for parameter in part.parameters():
                 groups["weights" if id(parameter) in whole else "transforms"].append(parameter)
         groups["norms"] = list(self.norms.parameters())
-        groups["head"] = [] if self.head is None else list(self.head.parameters())
+        groups["weights"] += self.head.weight_parameters() if isinstance(self.head, LearningHead) else []
+        mapped = {id(p) for p in groups["weights"]}
+        groups["head"] = [] if self.head is None else [p for p in self.head.parameters() if id(p) not in mapped]
         return {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """Heads: one linear map from features to logits, in the forms that it learns by, and in the one that is stored."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -49,26 +49,13 @@ class LearningHead(WideLinear, ABC):
         super().__init__(features, classes, dtype=learned_type(dtype))
         self.feature_dtype = dtype
 
+    def weight_parameters(self) -> list[nn.Parameter]:
+        """Those of its parameters that learn as whole weights do."""
+        return []
+
     @abstractmethod
     def folded(self) -> tuple[Tensor, Tensor]:
         """The weight and the bias of what it computes."""
-
-
-class MappedLinear(LearningHead):
-    """A head on features that a matrix maps first, H (P f) + c; P learns from I, and H P is what is stored."""
-
-    def __init__(self, features: int, classes: int, dtype: torch.dtype) -> None:
-        super().__init__(features, classes, dtype)
-        self.map = nn.Parameter(torch.eye(features, dtype=learned_type(dtype)))
-
-    def folded(self) -> tuple[Tensor, Tensor]:
-        if self.weight.is_meta:  # only its shape is wanted, and there is no autocast
-            return self.weight, self.bias
-        with torch.autocast(self.weight.device.type, enabled=False):
-            return self.weight @ self.map, self.bias
-
-    def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features.to(self.weight.dtype), *self.folded())
 
 
 class CentredLinear(LearningHead):
@@ -94,18 +81,47 @@ class CentredLinear(LearningHead):
         nn.init.zeros_(self.bias)
 
     @classmethod
-    def around(cls, features: Tensor, classes: int, dtype: torch.dtype) -> "CentredLinear":
+    def around(cls, features: Tensor, classes: int, dtype: torch.dtype) -> Self:
         """Around the mean of some images' features (N, features)."""
         wide = features.double()
         middle = wide.mean(0)
         return cls(middle, float((wide - middle).abs().sum(1).mean()) / SIZE or 1.0, classes, dtype)
 
+    def mapped(self) -> Tensor:
+        """What maps features around their middle, in their unit."""
+        return self.weight
+
     def folded(self) -> tuple[Tensor, Tensor]:
-        weight = self.weight / self.unit
+        weight = self.mapped() / self.unit
         return weight, self.bias - (weight.double() @ self.middle.double()).to(self.bias.dtype)
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear((features.to(self.weight.dtype) - self.middle) / self.unit, self.weight, self.bias)
+        return F.linear((features.to(self.weight.dtype) - self.middle) / self.unit, self.mapped(), self.bias)
+
+
+class MappedLinear(CentredLinear):
+    """A head on features that a matrix maps first, H P (f - m) / u + c; P learns from I. Stored as one map."""
+
+    def __init__(self, middle: Tensor, unit: float, classes: int, dtype: torch.dtype) -> None:
+        super().__init__(middle, unit, classes, dtype)
+        self.map = nn.Parameter(torch.eye(len(middle), dtype=learned_type(dtype)))
+
+    @classmethod
+    def at_random(cls, features: int, classes: int, dtype: torch.dtype) -> Self:
+        """Around 0, with H and c as those of any new linear map."""
+        head = cls(torch.zeros(features), 1.0, classes, dtype)
+        head.reset_parameters()
+        return head
+
+    def weight_parameters(self) -> list[nn.Parameter]:
+        return [self.map]
+
+    def mapped(self) -> Tensor:
+        """H P."""
+        if self.weight.is_meta:  # only its shape is wanted, and there is no autocast
+            return self.weight
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return self.weight @ self.map
 
 
 class BlockLinear(WideLinear):

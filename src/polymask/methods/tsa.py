@@ -22,7 +22,7 @@ from polymask.methods.parallel_adapter import ParallelAdapter, Start
 class Tsa(ParallelAdapter):
     """Parallel adapters from 1e-4 I, and P unless `map_features` is false.
 
-    P learns at the head's rate. A domain without a head has none.
+    P learns at the rate of whole weights. A domain without a head has none.
     """
 
     start: Start = "identity"
@@ -38,7 +38,8 @@ class Tsa(ParallelAdapter):
     )
 
     def head(self, features: int, classes: int, dtype: torch.dtype) -> nn.Linear:
-        return MappedLinear(features, classes, dtype) if self.map_features else super().head(features, classes, dtype)
+        made = MappedLinear.at_random if self.map_features else super().head
+        return made(features, classes, dtype)
 
 
 PRESETS: dict[str, Method] = {"tsa": Tsa()}

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from polymask.core.base import Base
 from polymask.core.domain import Domain
-from polymask.core.heads import BlockLinear, CentredLinear, LearningHead
+from polymask.core.heads import BlockLinear, CentredLinear, MappedLinear
 from polymask.core.parts import Objective
 from polymask.errors import TrainingError
 from polymask.train.recipe import Optimiser, Recipe
@@ -41,9 +41,10 @@ def begin_head(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tenso
 
     Features are those that training will see: norms with own statistics normalise by the batch there, which gives
     quite other features than the base's statistics do on images of another size. What norms note of these batches is
-    forgotten. A head that a method made in a form of its own stays as it is.
+    forgotten. A head that maps features first keeps its map.
     """
-    if domain.head is None or isinstance(domain.head, LearningHead | BlockLinear):
+    kind = type(domain.head) if isinstance(domain.head, MappedLinear) else CentredLinear
+    if domain.head is None or isinstance(domain.head, BlockLinear) or type(domain.head) is CentredLinear:
         return
     seen: list[Tensor] = []
     noted = {name: buffer.clone() for name, buffer in domain.named_buffers()}
@@ -55,7 +56,7 @@ def begin_head(base: Base, domain: Domain, batches: Iterable[tuple[Tensor, Tenso
     for name, buffer in domain.named_buffers():
         buffer.copy_(noted[name])
     features = torch.cat(seen) if seen else torch.zeros(1, domain.head.in_features)
-    head = CentredLinear.around(features, domain.head.out_features, base.weight_dtype)
+    head = kind.around(features, domain.head.out_features, base.weight_dtype)
     domain.head = head.to(base.device)
 
 
