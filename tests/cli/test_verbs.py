@@ -15,7 +15,9 @@ from safetensors.numpy import load_file
 import polymask as pm
 from image_folders import draw_image, make_folder
 from polymask.cli import main, report
+from polymask.cli.learn import LearnVerb
 from polymask.cli.verb import measured_text
+from polymask.errors import TrainingError
 from polymask.library.versions import keep_version
 from polymask.nets.zoo import import_torchvision
 
@@ -384,6 +386,14 @@ def test_learn_begins_as_another_domain(room, capsys):
     ]:
         assert main(["learn", "more", *SMALL, *out, *words]) == 1
         assert problem in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("given", "problem"), [({"start": "auto"}, "name the domain"), ({"minutes": 1.0}, "--epochs")])
+def test_what_one_process_chooses_is_refused_where_several_learn(given, problem):
+    verb = LearnVerb(name="one", data="pictures", **given)
+    verb.ranks = object()
+    with pytest.raises(TrainingError, match=problem):
+        verb.chosen_recipe()
 
 
 def test_learn_keeps_exemplars_only_where_it_is_asked_to(room, capsys):

@@ -1,16 +1,14 @@
 """Domains that draw on the masks of others: what they compute, what they need, what is refused."""
 
-import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
 
 import polymask as pm
 from forged_packs import read_parts, write_forged
+from made_images import images
 from nets import logits, tiny_base, trained
 from polymask.core.bits import Bits
-from polymask.data.images import DomainData
-from polymask.data.split import ArraySplit
 from polymask.errors import DomainError, HubError, MethodError, PackError, PackUnavailable
 from polymask.library.versions import keep_version
 from polymask.lifelong.cross import nearest_sources, open_sources
@@ -21,17 +19,6 @@ from serving import BASE, BYTES, LOCAL, make_app, picture, text
 RECIPE = pm.get_recipe("quick", epochs=1, batch_size=8, side=16)
 METHODS = ("affine-cross", "affine-mix")
 FORMS = {"plain": {}, "centred": {"form": "centred", "k0": "learned"}}
-
-
-def images(names=("a", "b"), seed=0, shade=None):
-    draw = np.random.default_rng(seed)
-    labels = np.arange(24) % len(names)
-
-    def split():
-        pixels = draw.integers(0, 256, (24, 20, 20, 3)) if shade is None else np.full((24, 20, 20, 3), shade)
-        return ArraySplit("made", pixels.astype(np.uint8), labels)
-
-    return DomainData("made", names, split(), split(), split())
 
 
 @pytest.fixture

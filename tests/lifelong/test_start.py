@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import polymask as pm
+from made_images import images
 from nets import batch, logits, tiny_base, trained
 from polymask.core.bits import Bits
 from polymask.data.images import DomainData
@@ -23,17 +24,6 @@ CENTRED = {"form": "centred", "k0": "learned"}
 @pytest.fixture(scope="module")
 def base():
     return tiny_base()
-
-
-def images(names=("a", "b"), seed=0, shade=None):
-    draw = np.random.default_rng(seed)
-    labels = np.arange(24) % len(names)
-
-    def split():
-        pixels = draw.integers(0, 256, (24, 20, 20, 3)) if shade is None else np.full((24, 20, 20, 3), shade)
-        return ArraySplit("made", pixels.astype(np.uint8), labels)
-
-    return DomainData("made", names, split(), split(), split())
 
 
 def moved(base, method="affine-centred", seed=0, **options):

@@ -129,6 +129,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 raise TrainingError(f"--minutes chooses what {flags} would set; give one or the other")
             if self.ranks is not None:
                 raise TrainingError("--minutes times one process; with torchrun give --side and --epochs")
+        if self.start == "auto" and self.ranks is not None:
+            raise TrainingError("--start auto is chosen by one process; with torchrun name the domain")
         self.chosen_method(recipe)  # one that the recipe does not go with is found before images are
         return recipe
 
