@@ -379,6 +379,9 @@ def test_learn_begins_as_another_domain(room, capsys):
     assert re.search(r"began as .*a domain of \w+ by affine-centred", capsys.readouterr().out)
     drawing = ["--method", "affine-mix:k0=learned", "--from", "first"]
     assert main(["learn", "third", *SMALL, *out, *drawing, "--start", "first"]) == 0
+    assert main(["learn", "first", *SMALL, *out, "--start", "first", "--force"]) == 0
+    again = pm.inspect(room / "started" / "first.safetensors").manifest
+    assert again.recipe["start"]["digest"] == second.recipe["start"]["digest"]
     for words, problem in [
         (["--start", "fist"], "did you mean first"),
         ([*drawing, "--start", "second"], "name second among --from too"),
