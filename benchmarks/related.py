@@ -9,9 +9,10 @@ The source learns from all images of its classes, the target from so many of eac
 have the same images and recipe. What ends in `+start` begins as the source in place of as the base: masks as an
 affine-centred domain, `finetune` as a fine-tuned network. `affine-cross` and `affine-mix` draw on that domain's masks,
 with `+start` or without. A method's text may have options and fields of the recipe. `val` is of the target's validation
-images. `heads` is what a head alone reaches there by the base's features and by the source's, and `auto` whether
-`--start auto` would begin as the source by that. A finished run is kept in `--out`, its sources in `--work`; both are
-skipped when it is started again. `--part K/N` shares the domains among processes.
+images; `+auto` in the table is the run that is better there, of that with `+start` and that without, as `--start auto`
+decides. `heads` is what a head alone reaches there by the base's features and by the source's. A finished run is kept
+in `--out`, its sources in `--work`; both are skipped when it is started again. `--part K/N` shares the domains among
+processes.
 """
 
 from statistics import fmean, stdev
@@ -68,10 +69,11 @@ def run(base: pm.Base, name: str, data: DomainData, recipe: pm.Recipe, seed: int
         about = {"domain": name, "images": count, "seed": seed, "base": base.name, "trained_on": len(few.train)}
         key = f"heads {name} {count} {seed}"
         if key not in read(options.out):
-            found = choose_start({"source": source(SOURCE)}, base, few, usual.input(base.input, squash=few.squash))
-            heads = {"base": found.reached[base.name], "source": found.reached["source"]}
-            write(options.out, {key: about | {"heads": heads, "auto": found.name is not None}})
-            print(key, found.text, flush=True)
+            own = pm.new_domain(base, "classifier-only", few.classes)
+            spec = usual.input(base.input, squash=few.squash)
+            heads = choose_start({"base": own, "source": source(SOURCE)}, base, few, spec).reached
+            write(options.out, {key: about | {"heads": dict(heads)}})
+            print(key, heads, flush=True)
         for text in options.methods.split(","):
             key = f"{name} {count} {text} {seed}"
             if key in read(options.out):
@@ -91,24 +93,27 @@ def run(base: pm.Base, name: str, data: DomainData, recipe: pm.Recipe, seed: int
 def print_table(rows: dict[str, Any]) -> None:
     """A line for each method: test by domain, the mean of domains, and the spread of that mean over seeds.
 
-    `auto` is what `--start auto` gives: the run that began as the source or that which did not, as heads on val say.
+    `auto` is as `--start auto` does: of the run that began as the source and the one that did not, the better by val.
     """
     heads = [row for row in rows.values() if "heads" in row]
     runs = [row for row in rows.values() if "method" in row]
     for count in dict.fromkeys(row["images"] for row in heads):
         tried = {(row["domain"], row["seed"]): row for row in heads if row["images"] == count}
-        tests = {(r["domain"], r["seed"], r["method"]): r["test"] for r in runs if r["images"] == count}
+        done = {(r["domain"], r["seed"], r["method"]): r for r in runs if r["images"] == count}
+        for key, row in list(done.items()):
+            plain = done.get((*key[:2], key[2].removesuffix(STARTED)))
+            if key[2].endswith(STARTED) and plain is not None:
+                better = row if row["val"] > plain["val"] else plain
+                done[*key[:2], key[2].replace(STARTED, AUTO)] = better
+        tests = {key: row["test"] for key, row in done.items()}
         names, seeds = (list(dict.fromkeys(key[place] for key in tried)) for place in (0, 1))
         print_row(f"{count} images a class", [*names, "mean"])
         print("|---" * (len(names) + 2) + "|")
         for shown in ("base", "source"):
             means = [fmean(row["heads"][shown] for (n, _), row in tried.items() if n == name) for name in names]
             print_row(f"a head on the {shown}'s features, val", [f"{value:.1f}" for value in [*means, fmean(means)]])
-        texts = list(dict.fromkeys(method for _, _, method in tests))
-        for text in [*texts, *(text.replace(STARTED, AUTO) for text in texts if text.endswith(STARTED))]:
-            plain = text.removesuffix(AUTO)
-            taken = {k: plain + STARTED * row["auto"] if plain != text else text for k, row in tried.items()}
-            found = {key: tests[*key, method] for key, method in taken.items() if (*key, method) in tests}
+        for text in sorted({method for _, _, method in tests}):
+            found = {key: tests[*key, text] for key in tried if (*key, text) in tests}
             columns = [[found[name, seed] for seed in seeds if (name, seed) in found] for name in names]
             whole = [[found[name, seed] for name in names] for seed in seeds if all((n, seed) in found for n in names)]
             cells = [f"{fmean(column):.1f}" if column else "–" for column in columns]

@@ -371,7 +371,10 @@ def test_learn_begins_as_another_domain(room, capsys):
     assert main(["learn", "second", *SMALL, *out, "--start", "first"]) == 0
     assert "begins as first" in capsys.readouterr().err
     assert main(["learn", "other", *SMALL, *out, "--start", "auto"]) == 0
-    assert re.search(r"begins as (the base|first|second) \(a head alone, on val: .+ %, first ", capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(r"begins as the base and as (first|second), .*\(a head alone there: .*first \d", said)
+    assert re.search(r"what began as (the base|first|second) is kept: on val \d+\.\d\d % from the base", said)
+    assert not list((room / "started" / "other.run").glob("*checkpoint*"))
     first, second = (pm.inspect(room / "started" / f"{name}.safetensors").manifest for name in ("first", "second"))
     assert second.recipe["start"]["data"] == first.recipe["data"]
     assert "start" not in first.recipe

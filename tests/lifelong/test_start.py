@@ -1,7 +1,5 @@
 """Domains that begin as another one: what they are then, what stays as it was, what is refused."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from nets import batch, logits, tiny_base, trained
 from polymask.core.bits import Bits
 from polymask.data.images import DomainData
 from polymask.data.split import ArraySplit
-from polymask.errors import DomainError, MethodError
+from polymask.errors import DomainError, MethodError, TrainingError
 from polymask.lifelong.start import choose_start, open_start
 from polymask.train.fit import Listener
 from polymask.train.state import CheckpointError
@@ -165,27 +163,54 @@ def blinded(domain):
     return domain
 
 
-def test_auto_is_the_base_unless_a_domain_is_clearly_better_on_val(base):
+def test_of_several_the_one_is_tried_whose_features_are_best_on_val(base):
     greys = shaded([100, 104, 108, 112, 116, 120, 124, 128, 132])
-    spec = replace(base.input, squash=False)
-    found = choose_start({"blind": blinded(moved(base))}, base, greys, spec)
-    assert (found.name, found.domain) == (None, None)
-    assert found.reached["blind"] < 20 < found.reached["tiny"]
-    assert found.text.startswith("begins as the base (a head alone, on val: tiny ")
-    other = tiny_base()  # whose own features say nothing
-    for name, parameter in other.net.named_parameters():
-        if name.startswith("stem_bn"):
-            parameter.data.zero_()
-    dull = pm.load_base(other.net, name="dull", input=other.input)
-    sees = pm.new_domain(dull, "affine-centred", ["a", "b"])
-    for name, norm in sees.named_norms():
-        for leaf, tensor in norm.tensors().items():
-            tensor.data.copy_(base.tensor(f"{name}.{leaf}"))
-    sees = sees.frozen()
-    found = choose_start({"blind": blinded(moved(dull)), "sees": sees}, dull, greys, spec)
+    sees = pm.new_domain(base, "affine-centred", ["a", "b"]).frozen()
+    found = choose_start({"blind": blinded(moved(base)), "sees": sees}, base, greys, base.input)
     assert found.name == "sees"
     assert found.domain is sees
-    assert found.reached["sees"] > 2 * found.reached["dull"]
+    assert found.reached["sees"] > 2 * found.reached["blind"]
+    assert found.text.startswith("begins as the base and as sees, and what is better on val is kept")
+
+
+def test_learning_from_both_beginnings_keeps_what_is_better_on_val(base, tmp_path):
+    greys = shaded([100, 112, 124, 136])
+    recipe = RECIPE.changed({"epochs": 6, "rate": 3e-3})
+    seeing = pm.learn(base, greys, recipe=recipe, progress=False).domain
+    alone = pm.learn(base, greys, recipe=recipe, seed=1, progress=False)
+    for start, better in ((blinded(moved(base, norms="affine")), "base"), (seeing, None)):
+        told = Told()
+        how = {"recipe": recipe, "seed": 1, "checkpoint": tmp_path / "c.safetensors", "listener": told}
+        both = pm.learn(base, greys, start=start, or_base=True, **how)
+        one = pm.learn(base, greys, start=start, recipe=recipe, seed=1, progress=False)
+        reached = both.domain.metrics["val_by_start"]
+        assert reached == {"base": alone.domain.metrics["val_accuracy"], "start": one.domain.metrics["val_accuracy"]}
+        kept = one if reached["start"] > reached["base"] else alone
+        assert torch.equal(logits(base, both.domain), logits(base, kept.domain))
+        assert ("start" in both.domain.recipe) == (kept is one)
+        assert better is None or reached["base"] > reached["start"]
+        assert told.epochs == 2 * [*range(6)]
+        again = pm.learn(base, greys, start=start, or_base=True, resume=True, **how)  # from what both have saved
+        assert torch.equal(logits(base, again.domain), logits(base, both.domain))
+        for file in tmp_path.glob("*.safetensors"):
+            file.unlink()
+
+
+class Told(Listener):
+    def __init__(self):
+        self.epochs = []
+
+    def epoch(self, record, seconds):
+        self.epochs.append(record.epoch)
+
+
+def test_both_beginnings_need_val_to_be_compared(base):
+    for given in (
+        {},
+        {"start": moved(base, norms="affine"), "recipe": RECIPE.changed({"train_on_val": True, "selection": "last"})},
+    ):
+        with pytest.raises(TrainingError, match="it needs start, val and epochs"):
+            pm.learn(base, images(), or_base=True, progress=False, **({"recipe": RECIPE} | given))
 
 
 def test_a_start_is_found_by_name_or_among_the_likest_that_the_method_can_begin_as(base, tmp_path):
@@ -198,10 +223,10 @@ def test_a_start_is_found_by_name_or_among_the_likest_that_the_method_can_begin_
         method = pm.create_method(method, norms=RECIPE.norms or "own")
         return open_start(text, tmp_path, base, images(), method, base.input, sources, without=without)
 
-    assert found("auto").reached.keys() == {"tiny", "dark", "light"}
-    assert found("auto", without="light").reached.keys() == {"tiny", "dark"}
-    assert found("auto", method="lora").reached.keys() == {"tiny", "pale"}
-    assert found("auto", sources=["light"]).reached.keys() == {"tiny", "light"}
+    assert found("auto").reached.keys() == {"dark", "light"}
+    assert found("auto", without="light").reached.keys() == {"dark"}
+    assert found("auto", method="lora").reached.keys() == {"pale"}
+    assert found("auto", sources=["light"]).reached.keys() == {"light"}
     assert found("dark", sources=["dark", "light"]).name == "dark"
     assert found("light", without="light").name == "light"  # it may learn on
     for text, how, problem in [

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polymask.core.domain import Domain
     from polymask.core.method import Method
     from polymask.data.images import DomainData
+    from polymask.lifelong.start import Start
     from polymask.train.ranks import Ranks
 
 
@@ -71,7 +72,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
     three whose images look most alike."""
     start: str | None = None
     """Begin as a domain of the library, in place of as the base: NAME, or auto for the best of the three whose images
-    look most alike, where val says that it is better than the base. It helps where that domain is of the same kind."""
+    look most alike; auto learns from the base too, in twice the time, and keeps what is better on val."""
     keep_exemplars: int = 0
     """Keep so many images of each class beside the pack, for a later `extend`."""
     report: bool = False
@@ -129,8 +130,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 raise TrainingError(f"--minutes chooses what {flags} would set; give one or the other")
             if self.ranks is not None:
                 raise TrainingError("--minutes times one process; with torchrun give --side and --epochs")
-        if self.start == "auto" and self.ranks is not None:
-            raise TrainingError("--start auto is chosen by one process; with torchrun name the domain")
+        if self.start == "auto" and (self.ranks is not None or self.minutes is not None):
+            raise TrainingError("--start auto is for one process, and without --minutes; name the domain")
         self.chosen_method(recipe)  # one that the recipe does not go with is found before images are
         return recipe
 
@@ -172,13 +173,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
 
             sources = open_sources(self.from_, self.out, base, data, without=self.name)
             self.say(f"drawing on the masks of {', '.join(sources)}")
-        start: Domain | None = None
+        begins: Start | None = None
         if self.start is not None:
             from polymask.lifelong.start import open_start
 
             spec = recipe.input(base.input, squash=data.squash)
             begins = open_start(self.start, self.out, base, data, method, spec, sources, without=self.name)
-            start = begins.domain
             self.say(begins.text)
         skeleton(base, method.first_stage(), data.classes)  # a base that the method finds no sites in is refused here
         until = None  # an interrupted run has been interrupted for nobody knows how long
@@ -197,15 +197,15 @@ class LearnVerb(TrainingVerb, BaseVerb):
             self.say(f"{self.ranks.title}; a step has {recipe.batch_size} images in all")
         first = method.first_stage()
         self.trained_by = recipe
-        begun = None if start is None else start.start_note()
+        start, or_base = None if begins is None else begins.domain, self.start == "auto"
+        begun = None if start is None or or_base else start.start_note()
         self.check_run(recipe, settings_identity(first, base.fingerprint, data.classes, recipe, self.seed, begun))
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
         if self.minutes is not None:
             plan = {"asked": self.asked(), "recipe": recipe.to_json()}
             write_atomically(self.plan_file, json.dumps(plan, indent=1).encode())
-        learned = learn(
-            base, data, method, recipe, ranks=self.ranks, sources=sources, start=start, until=until, **options
-        )
+        helps: dict[str, Any] = {"sources": sources, "start": start, "or_base": or_base}
+        learned = learn(base, data, method, recipe, ranks=self.ranks, until=until, **helps, **options)
         if self.leads:
             learned.domain.save(self.out_file())
             if self.keep_exemplars:
@@ -217,6 +217,12 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 exemplars_path(self.out_file()).unlink(missing_ok=True)
             made = self.out_file(), self.method, self.command()
             record_learning(learned, base, data, options["loaders"], *made).write(self.checkpoint.parent)
+        if or_base:
+            better = begins.name if begins is not None and "start" in learned.domain.recipe else "the base"
+            of_base, of_start = learned.domain.metrics["val_by_start"].values()
+            self.say(
+                f"what began as {better} is kept: on val {of_base:.2f} % from the base, {of_start:.2f} % otherwise"
+            )
         if recipe.epochs and learned.domain.method.name != method.name:
             self.say("a head of frozen features is better on val, so that is what is kept", style="yellow")
         if learned.at_chance:

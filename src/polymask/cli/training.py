@@ -85,8 +85,13 @@ class TrainingVerb(ImagesVerb):
             self.train(recipe, self.load_images())
             if not self.leads:
                 return {}
-            self.checkpoint.unlink(missing_ok=True)
+            self.remove_checkpoints()
             return self.result(target)
+
+    def remove_checkpoints(self) -> None:
+        """Delete what an interrupted run would go on from."""
+        for file in self.checkpoint.parent.glob(f"*{self.checkpoint.name}"):
+            file.unlink()
 
     def load_images(self) -> "DomainData":
         """Find the images."""
@@ -122,12 +127,9 @@ class TrainingVerb(ImagesVerb):
         if self.leads:
             self.make_folder(work)
             if not goes_on:
-                for file in (
-                    self.checkpoint,
-                    log,
-                    *(work / name for name in ("plan.json", "evaluation.json", "report.html")),
-                ):
-                    file.unlink(missing_ok=True)
+                for name in ("log.jsonl", "plan.json", "evaluation.json", "report.html"):
+                    (work / name).unlink(missing_ok=True)
+                self.remove_checkpoints()
         loaders = self.loaders(data, spec, recipe)
         listener = Listener()
         if self.leads:

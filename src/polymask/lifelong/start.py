@@ -1,8 +1,8 @@
 """Domains that begin as another one, in place of as the base: which one that is.
 
 A domain of the same kind of images has features that the base lacks; one of other images has lost some that the base
-has. What val says of a head alone tells them apart, before anything is trained: the likest domains are tried, and the
-base is left for the best of them only where that is better by more than chance.
+has. Of several domains the one is tried whose features are the best for a head alone, on val. Whether a training that
+begins there ends ahead of one that begins at the base, no head alone tells: `learn(or_base=True)` does both.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from polymask.data.split import Split, SubsetSplit
 from polymask.errors import DomainError, MethodError, PackError
 from polymask.lifelong.cross import by_likeness, pack_of, packs_by_name
 from polymask.pack.storing import load_domain
-from polymask.train.regression import STRENGTHS, Reached, clearly_better, fit_features, gathered, reached_on
+from polymask.train.regression import STRENGTHS, fit_features, gathered
 
 AUTO = "auto"
 TRIED = 3  # domains, the likest
@@ -30,18 +30,19 @@ IMAGES = 2000  # of train, and of val, that are looked at
 
 
 class Start(NamedTuple):
-    """What a domain begins as (None: the base), and what a head alone reaches on val by each that was tried."""
+    """What a domain begins as, and what a head alone reaches on val by each that was tried."""
 
-    name: str | None
-    domain: Domain | None
+    name: str
+    domain: Domain
     reached: Mapping[str, float]
 
     @property
     def text(self) -> str:
         """What is said of it."""
+        if not self.reached:
+            return f"begins as {self.name}"
         found = ", ".join(f"{name} {value:.1f} %" for name, value in self.reached.items())
-        tried = f" (a head alone, on val: {found})" if found else ""
-        return f"begins as {self.name or 'the base'}{tried}"
+        return f"begins as the base and as {self.name}, and what is better on val is kept (a head alone there: {found})"
 
 
 def open_start(
@@ -68,20 +69,16 @@ def open_start(
 
 
 def choose_start(candidates: Mapping[str, Domain], base: Base, data: DomainData, spec: InputSpec) -> Start:
-    """The one of these whose features are the best for the images, by a head alone on val; or the base."""
+    """The one of these whose features are the best for the images, by a head alone on val; of equals the first."""
     require_classes(data, "beginning as the best of several domains")
     parts = [_some(split) for split in (data.train, data.val)]
-    best = Start(None, None, {})
-    found: dict[str, Reached] = {}
-    for name, domain in {base.name: None, **candidates}.items():
+    reached: dict[str, float] = {}
+    for name, domain in candidates.items():
         head = new_domain(base, "classifier-only", data.classes, target=data.target).to(base.device)
-        shown = head if domain is None else domain.to(base.device)
-        train, val = (gathered(base, shown, loader_at(split, spec).batches()) for split in parts)
-        fit_features(head, train, val, STRENGTHS)
-        found[name] = reached_on(head, val)
-        if domain is not None and clearly_better(head, found[name], found[best.name or base.name]):
-            best = Start(name, domain, {})
-    return best._replace(reached={name: reached.value for name, reached in found.items()})
+        train, val = (gathered(base, domain.to(base.device), loader_at(s, spec).batches()) for s in parts)
+        reached[name] = fit_features(head, train, val, STRENGTHS).record.val_accuracy or 0.0
+    best = max(reached, key=lambda name: reached[name])
+    return Start(best, candidates[best], reached)
 
 
 def _some(split: Split) -> Split:

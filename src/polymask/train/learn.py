@@ -142,6 +142,7 @@ def learn(
     ranks: "Ranks | None" = None,
     sources: Mapping[str, Domain] | None = None,
     start: Domain | None = None,
+    or_base: bool = False,
     until: float | None = None,
     **options: Any,
 ) -> Learned:
@@ -155,7 +156,8 @@ def learn(
     `listener` is given: in a terminal or a notebook. `options` are the method's. `loaders` saves decoding again what
     several methods share. With `ranks` (see `polymask.train.ranks`) several processes share the work. `sources` are
     domains, by name, whose masks `affine-cross` and `affine-mix` draw on. The domain begins as `start` is, in place of
-    as the base; for these two methods that is one of the sources.
+    as the base; for these two methods that is one of the sources. With `or_base` it learns from both beginnings, and
+    what val says is better is kept.
     """
     recipe = get_recipe(recipe)
     method = _asked_method(method, recipe, sources, options)
@@ -181,19 +183,32 @@ def learn(
             sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
     torch.manual_seed(seed)
     _check_ending(base, recipe, data, target)
+    if or_base and (start is None or minutes is not None or not recipe.epochs or sets.val is None):
+        raise TrainingError("or_base compares two trainings on val: it needs start, val and epochs, and no minutes")
     for source in (sources or {}).values():
         source.check_base(base)
     found: list[_Found] = []
     if recipe.epochs:
-        domain = new_domain(base, method, data.classes, target=target)
-        method.draw_on(domain, list((sources or {}).values()))
-        if start is not None:
-            domain.begin_as(start, recipe.rate)
-        how: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume, "listener": listener, "ranks": ranks}
-        found.append(_trained(base, domain.to(base.device), data, sets, recipe, until=until, seed=seed, **how))
+        how: dict[str, Any] = {"resume": resume, "listener": listener, "ranks": ranks, "until": until, "seed": seed}
+        for begin in [None, start] if or_base else [start]:
+            torch.manual_seed(seed)
+            domain = new_domain(base, method, data.classes, target=target)
+            method.draw_on(domain, list((sources or {}).values()))
+            if begin is not None:
+                domain.begin_as(begin, recipe.rate)
+            own = second_checkpoint(checkpoint) if found and checkpoint is not None else checkpoint
+            found.append(_trained(base, domain.to(base.device), data, sets, recipe, checkpoint=own, **how))
     if recipe.frozen_side is not None:
         found.append(_head_alone(base, data, recipe, None if recipe.epochs else listener))
-    return _settled(base, data, sets, recipe, _better(found, target), seed=seed, ranks=ranks)
+    learned = _settled(base, data, sets, recipe, _better(found, target), seed=seed, ranks=ranks)
+    if or_base:
+        learned.domain.metrics["val_by_start"] = {"base": found[0].best, "start": found[1].best}
+    return learned
+
+
+def second_checkpoint(path: Path) -> Path:
+    """Where the second of two trainings keeps its state, beside the first."""
+    return path.with_name(f"start-{path.name}")
 
 
 def _settled(
