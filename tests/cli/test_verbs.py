@@ -380,7 +380,7 @@ def test_learn_begins_as_another_domain(room, capsys):
     assert "start" not in first.recipe
     assert main(["show", "second", "--library", "started"]) == 0
     assert re.search(r"began as .*a domain of \w+ by affine-centred", capsys.readouterr().out)
-    drawing = ["--method", "affine-mix:k0=learned", "--from", "first"]
+    drawing = ["--method", "affine-mix", "--from", "first"]
     assert main(["learn", "third", *SMALL, *out, *drawing, "--start", "first"]) == 0
     assert main(["learn", "first", *SMALL, *out, "--start", "first", "--force"]) == 0
     again = pm.inspect(room / "started" / "first.safetensors").manifest

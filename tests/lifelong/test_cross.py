@@ -18,7 +18,7 @@ from serving import BASE, BYTES, LOCAL, make_app, picture, text
 
 RECIPE = pm.get_recipe("quick", epochs=1, batch_size=8, side=16)
 METHODS = ("affine-cross", "affine-mix")
-FORMS = {"plain": {}, "centred": {"form": "centred", "k0": "learned"}}
+FORMS = {"plain": {"form": "plain", "k0": "auto"}, "centred": {}}
 
 
 @pytest.fixture

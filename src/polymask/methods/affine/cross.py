@@ -55,7 +55,7 @@ class AffineCross(Affine):
     reference: ClassVar[str] = "arXiv 2103.13894, its outlook"
     differences: ClassVar[str] = (
         "The paper names cross-domain affine transformations as future work and gives no formula; this one is ours. "
-        "Without sources, `affine-cross` is `affine-full`, and `affine-mix` learns k0 and k1 alone."
+        "Without sources, `affine-cross` is `affine-full` in the centred form, and `affine-mix` learns k0 and k1 alone."
     )
     takes_sources: ClassVar[bool] = True
 
@@ -276,4 +276,8 @@ class CrossTransform(Transform):
         self._unpacked = None
 
 
-PRESETS: dict[str, Method] = {"affine-cross": AffineCross(), "affine-mix": AffineCross(own_mask=False)}
+# In the form and with the k0 of `affine-centred`, the default of `learn`, so that they can begin as a domain by it.
+PRESETS: dict[str, Method] = {
+    "affine-cross": AffineCross(form="centred", k0="learned"),
+    "affine-mix": AffineCross(form="centred", k0="learned", own_mask=False),
+}
