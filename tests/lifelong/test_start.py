@@ -125,6 +125,8 @@ def test_other_options_and_other_bases_are_refused(base):
         domain.begin_as(trained(base, "lora", rank=2, alpha=1.0).frozen(), 1e-3)
     with pytest.raises(DomainError, match="take a domain of the same base"):
         domain.begin_as(trained(tiny_base(seed=3), "lora", rank=2).frozen(), 1e-3)
+    with pytest.raises(DomainError, match="'flowers' is no domain to begin as; polymask.load_domain"):
+        pm.learn(base, images(), recipe=RECIPE, start="flowers", progress=False)
 
 
 def test_a_run_that_began_as_another_domain_is_not_gone_on_with(base, tmp_path):
