@@ -281,7 +281,7 @@ class Domain(nn.Module):
         The other is in its stored form, and nothing is shared with it.
         """
         if not isinstance(other, Domain):
-            raise DomainError(f"{str(other)[:100]!r} is no domain to begin as; polymask.load_domain(path, base) gives one")
+            raise DomainError(f"{str(other)[:100]!r} is no domain to begin as; pm.load_domain gives one")
         if other.fingerprint != self.fingerprint:
             raise DomainError(
                 f"the domain to begin as was made for base {other.base_name} (fingerprint {other.fingerprint[:12]}…), "
