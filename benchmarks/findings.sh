@@ -57,13 +57,11 @@ if [ "$recipe" = standard ]; then
     for method in bitdelta-row taps; do
         tune+=("$method:rate=1e-4,3e-4,1e-3")
     done
-    for method in dora ssf; do
-        tune+=("$method:rate=1e-3,3e-3,1e-2")
-    done
-    for method in vera bitfit; do
+    tune+=(dora:rate=1e-3,3e-3,1e-2)
+    for method in vera ssf bitfit; do
         tune+=("$method:rate=1e-3,3e-3,1e-2,3e-2")
     done
-    tune+=(ftn:rate=3e-4,1e-3,3e-3,1e-2 tsa:rate=1e-3,3e-3,1e-2 tsa:weight_rate=1e-5,3e-5,1e-4)  # its matrix by itself
+    tune+=(ftn:rate=3e-4,1e-3,3e-3,1e-2 tsa:rate=3e-4,1e-3,3e-3,1e-2 tsa:weight_rate=1e-5,3e-5,1e-4)  # its matrix by itself
     shared=tall-mask:rate=3e-4,emr:rate=3e-4
 fi
 
