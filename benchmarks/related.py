@@ -32,7 +32,7 @@ MIX = f"affine-mix:{CENTRED}:rate=1e-2:scalar_rate=3e-4"  # as cross.py found th
 NORMS = "bn-only:rate=1e-2"
 STARTED = "+start"
 AUTO = "+auto"
-METHODS = f"classifier-only,{NORMS},{MIX},{MIX}{STARTED},{SOURCE},{SOURCE}{STARTED},"
+METHODS = f"classifier-only,{NORMS},{MIX},{MIX}{STARTED},affine-full,{SOURCE},{SOURCE}{STARTED},"
 METHODS += f"affine-cross:{CENTRED},affine-cross:{CENTRED}{STARTED},finetune,finetune{STARTED}"
 
 
