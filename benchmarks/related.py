@@ -119,6 +119,13 @@ def print_table(rows: dict[str, Any]) -> None:
             cells = [f"{fmean(column):.1f}" if column else "–" for column in columns]
             name, _, how = text.partition("+")
             print_row(f"`{name.split(':')[0]}`{how and f', {how}'}", [*cells, spread_of([fmean(row) for row in whole])])
+        print()
+        ahead = sum(row["heads"]["source"] > row["heads"]["base"] for row in tried.values())
+        print(f"A head alone is better on the source's features on val {ahead} of {len(tried)} times.\n")
+        pairs = [(row, done.get((*key[:2], key[2] + STARTED))) for key, row in done.items()]
+        found = [(one["val"] < two["val"], one["test"] < two["test"]) for one, two in pairs if two is not None]
+        other = sum(val != test for val, test in found)
+        print(f"Of {len(found)} pairs with and without a start val says otherwise than test in {other}.\n")
 
 
 def print_row(title: str, cells: list[str]) -> None:

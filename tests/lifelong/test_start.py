@@ -8,6 +8,7 @@ import polymask as pm
 from made_images import images
 from nets import batch, logits, tiny_base, trained
 from polymask.core.bits import Bits
+from polymask.core.starting import begin_as, start_note
 from polymask.data.images import DomainData
 from polymask.data.split import ArraySplit
 from polymask.errors import DomainError, MethodError, TrainingError
@@ -59,7 +60,7 @@ def near(found, wanted):
 def test_a_mask_begins_as_another_whatever_numbers_it_learns_by(base, method, source, per):
     start, domain = moved(base, source), pm.new_domain(base, method, ["a", "b"], per=per)
     assert not torch.allclose(features(base, domain), features(base, start))
-    domain.begin_as(start, 1e-3)
+    begin_as(domain, start, 1e-3)
     near(features(base, domain), features(base, start))
     theirs = dict(start.named_transforms())
     assert all(torch.equal(t.mask(), theirs[name].mask()) for name, t in domain.named_transforms())
@@ -74,10 +75,10 @@ def test_a_domain_that_draws_on_others_begins_as_one_of_them(base, name, form, p
     method = pm.create_method(name, per=per, form=form).drawing_on({"other": other, "start": start})
     domain = pm.new_domain(base, method, ["a", "b"])
     method.draw_on(domain, [other, start])
-    domain.begin_as(start, 1e-3)
+    begin_as(domain, start, 1e-3)
     near(features(base, domain), features(base, start))
     with pytest.raises(MethodError, match="its masks are not those of a source; draw on it too"):
-        domain.begin_as(moved(base, seed=2), 1e-3)
+        begin_as(domain, moved(base, seed=2), 1e-3)
 
 
 def test_learning_begins_there_and_leaves_the_other_as_it_was(base, tmp_path):
@@ -92,7 +93,9 @@ def test_learning_begins_there_and_leaves_the_other_as_it_was(base, tmp_path):
 
     assert differ(own, theirs) < differ(others, theirs) / 2
     assert torch.equal(logits(base, start), before)
-    assert learned.domain.recipe["start"] == {"data": None, "method": "affine-centred", "digest": start.digest()}
+    note = learned.domain.recipe["start"]
+    assert (note["data"], note["method"]) == (None, "affine-centred")
+    assert note["digest"] == start_note(start)["digest"] != start_note(moved(base, seed=1))["digest"]
     assert "start" not in fresh.domain.recipe
     learned.domain.save(tmp_path / "a.safetensors")
     loaded = pm.load_domain(tmp_path / "a.safetensors", base)
@@ -106,7 +109,11 @@ def test_learning_begins_there_and_leaves_the_other_as_it_was(base, tmp_path):
     [
         ({"method": "affine-centred"}, {"norms": "affine"}, r"norms=affine has no stem_bn.running_mean .* norms=own"),
         ({"method": "affine-full"}, {"k3": 0.0}, "k3 is fixed at 0 here"),
-        ({"method": "affine-full", "per": "channel"}, {}, "per channel, and these per layer; take per=channel"),
+        (
+            {"method": "affine-full", "per": "channel"},
+            {},
+            "k0 are per channel, .* take per=channel",
+        ),
         ({"method": "finetune"}, {}, "affine-centred cannot begin as a domain by finetune .*: it has no affine mask"),
         ({"method": "bitdelta"}, {}, "bitdelta learns in stages or with other domains"),
         ({"method": "bn-only"}, {}, "affine-centred changes other layers than bn-only"),
@@ -116,15 +123,15 @@ def test_what_it_cannot_begin_as_is_refused_by_name(base, start, options, proble
     other = moved(base, **start) if start["method"].startswith("affine") else trained(base, **start).frozen()
     domain = pm.new_domain(base, "affine-centred", ["a", "b"], **options)
     with pytest.raises(MethodError, match=problem):
-        domain.begin_as(other, 1e-3)
+        begin_as(domain, other, 1e-3)
 
 
 def test_other_options_and_other_bases_are_refused(base):
     domain = pm.new_domain(base, "lora", ["a", "b"], rank=2)
     with pytest.raises(MethodError, match="by other options of it; take the same"):
-        domain.begin_as(trained(base, "lora", rank=2, alpha=1.0).frozen(), 1e-3)
+        begin_as(domain, trained(base, "lora", rank=2, alpha=1.0).frozen(), 1e-3)
     with pytest.raises(DomainError, match="take a domain of the same base"):
-        domain.begin_as(trained(tiny_base(seed=3), "lora", rank=2).frozen(), 1e-3)
+        begin_as(domain, trained(tiny_base(seed=3), "lora", rank=2).frozen(), 1e-3)
     with pytest.raises(DomainError, match="'flowers' is no domain to begin as"):
         pm.learn(base, images(), recipe=RECIPE, start="flowers", progress=False)
 
@@ -210,7 +217,7 @@ def test_both_beginnings_need_val_to_be_compared(base):
         {},
         {"start": moved(base, norms="affine"), "recipe": RECIPE.changed({"train_on_val": True, "selection": "last"})},
     ):
-        with pytest.raises(TrainingError, match="it needs start, val and epochs"):
+        with pytest.raises(TrainingError, match="it needs start and val"):
             pm.learn(base, images(), or_base=True, progress=False, **({"recipe": RECIPE} | given))
 
 
@@ -238,3 +245,9 @@ def test_a_start_is_found_by_name_or_among_the_likest_that_the_method_can_begin_
     ]:
         with pytest.raises(DomainError, match=problem):
             found(text, **how)
+
+
+def test_a_head_alone_begins_as_nothing(base):
+    recipe = RECIPE.changed({"frozen_side": 16, "epochs": 0})
+    with pytest.raises(TrainingError, match="a head alone begins as nothing; give epochs"):
+        pm.learn(base, images(), recipe=recipe, start=moved(base, norms="affine"), progress=False)

@@ -198,7 +198,7 @@ class LearnVerb(TrainingVerb, BaseVerb):
         first = method.first_stage()
         self.trained_by = recipe
         start, or_base = None if begins is None else begins.domain, self.start == "auto"
-        begun = None if start is None or or_base else start.start_note()
+        begun = None if begins is None or or_base else begins.note
         self.check_run(recipe, settings_identity(first, base.fingerprint, data.classes, recipe, self.seed, begun))
         options = self.prepare(data, base.input, recipe, name=self.name, method=self.method)
         if self.minutes is not None:
@@ -217,12 +217,8 @@ class LearnVerb(TrainingVerb, BaseVerb):
                 exemplars_path(self.out_file()).unlink(missing_ok=True)
             made = self.out_file(), self.method, self.command()
             record_learning(learned, base, data, options["loaders"], *made).write(self.checkpoint.parent)
-        if or_base:
-            better = begins.name if begins is not None and "start" in learned.domain.recipe else "the base"
-            of_base, of_start = learned.domain.metrics["val_by_start"].values()
-            self.say(
-                f"what began as {better} is kept: on val {of_base:.2f} % from the base, {of_start:.2f} % otherwise"
-            )
+        if begins is not None and or_base:
+            self.say(begins.kept_text(learned.domain))
         if recipe.epochs and learned.domain.method.name != method.name:
             self.say("a head of frozen features is better on val, so that is what is kept", style="yellow")
         if learned.at_chance:

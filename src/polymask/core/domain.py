@@ -7,7 +7,6 @@ logits = domain.head(functional_call(base.net, domain.weights(base), (images,)))
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -19,12 +18,12 @@ from polymask.core.base import Base, Momentum
 from polymask.core.heads import LearningHead, head_tensors, stored_head
 from polymask.core.merge import merge
 from polymask.core.method import Method
-from polymask.core.network import digest_tensors, put_tensors, structural_copy
+from polymask.core.network import put_tensors, structural_copy
 from polymask.core.parts import GATHERING, OwnNorm, Part, Route, Stored, Transform, own_norms
 from polymask.core.survey import Site
 from polymask.core.target import CLASSES, Target
 from polymask.core.unknown import Judgement, ScoredHead, Unknown
-from polymask.errors import DomainError, MethodError
+from polymask.errors import DomainError
 
 LIKENESS = "likeness"  # the note of `recipe` that says what a domain's images look like to the base
 START = "start"  # and the one that says which domain it began as
@@ -273,55 +272,6 @@ class Domain(nn.Module):
         """Let the transforms look at the base's weights, once."""
         for name, transform in self.named_transforms():
             transform.begin(base.tensor(name))
-
-    @torch.no_grad()
-    def begin_as(self, other: "Domain", rate: float) -> None:
-        """Begin where another domain is, in place of at the base, with a head of its own; `rate` is that of training.
-
-        The other is in its stored form, and nothing is shared with it.
-        """
-        if not isinstance(other, Domain):
-            raise DomainError(f"{str(other)[:100]!r} is no domain to begin as; pm.load_domain gives one")
-        if other.fingerprint != self.fingerprint:
-            raise DomainError(
-                f"the domain to begin as was made for base {other.base_name} (fingerprint {other.fingerprint[:12]}…), "
-                f"this one for {self.base_name} ({self.fingerprint[:12]}…); take a domain of the same base"
-            )
-        mine, theirs = self.method.name, other.method.name
-        for method in (self.method, other.method):
-            if not method.learns_on:
-                raise MethodError(f"{method.name} learns in stages or with other domains; begin by another method")
-        same = replace(other.method, norms=self.method.norms) == self.method
-        parts, norms = dict(other.named_parts()), dict(other.named_norms())
-        own_norms = dict(self.named_norms())
-        wider = [f"{name}.{leaf}" for name, norm in norms.items() for leaf in norm.tensors()]
-        narrow = {f"{name}.{leaf}" for name, norm in own_norms.items() for leaf in norm.tensors()}
-        if lacking := [name for name in wider if name not in narrow]:
-            raise MethodError(
-                f"{mine} with norms={self.method.norms} has no {lacking[0]} of its own, and the domain to begin as "
-                f"({theirs}) does; take norms={other.method.norms}"
-            )
-        if parts.keys() != dict(self.named_parts()).keys():
-            raise MethodError(f"{mine} changes other layers than {theirs}, the domain to begin as; take one method")
-        for place, part in self.named_parts():
-            try:
-                if type(part).begin_as is Part.begin_as and not same:
-                    raise MethodError("it is by another method, or by other options of it; take the same")
-                part.begin_as(parts[place], rate)
-            except MethodError as error:
-                raise MethodError(f"{mine} cannot begin as a domain by {theirs} ({place}): {error}") from error
-        for name, norm in norms.items():
-            for leaf, tensor in norm.tensors().items():
-                own_norms[name].tensors()[leaf].copy_(tensor)
-        self.recipe[START] = other.start_note()
-
-    def digest(self) -> str:
-        """The sha256 of all that it stores."""
-        return digest_tensors({n: t if isinstance(t, Tensor) else t.words for n, t in self.stored().items()})
-
-    def start_note(self) -> dict[str, Any]:
-        """What a domain notes that began as this one."""
-        return {"data": self.recipe.get("data"), "method": self.method.name, "digest": self.digest()}
 
     def become(self, other: Self) -> None:
         """Take on everything that another domain is; both share its tensors from then on."""

@@ -7,15 +7,16 @@ begins there ends ahead of one that begins at the base, no head alone tells: `le
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polymask.core.base import Base
-from polymask.core.domain import Domain
+from polymask.core.domain import START, Domain
 from polymask.core.input import InputSpec
 from polymask.core.method import Method
 from polymask.core.registry import new_domain
+from polymask.core.starting import begin_as, start_note
 from polymask.data.images import DomainData, require_classes
 from polymask.data.loader import loader_at
 from polymask.data.split import Split, SubsetSplit
@@ -37,12 +38,23 @@ class Start(NamedTuple):
     reached: Mapping[str, float]
 
     @property
+    def note(self) -> dict[str, Any]:
+        """What a domain that begins so will note of it."""
+        return start_note(self.domain)
+
+    @property
     def text(self) -> str:
         """What is said of it."""
         if not self.reached:
             return f"begins as {self.name}"
         found = ", ".join(f"{name} {value:.1f} %" for name, value in self.reached.items())
         return f"begins as the base and as {self.name}, and what is better on val is kept (a head alone there: {found})"
+
+    def kept_text(self, learned: Domain) -> str:
+        """What is said of a domain that learned from both beginnings."""
+        of_base, of_start = learned.metrics["val_by_start"].values()
+        better = self.name if START in learned.recipe else "the base"
+        return f"what began as {better} is kept: on val {of_base:.2f} % from the base, {of_start:.2f} % otherwise"
 
 
 def open_start(
@@ -95,7 +107,7 @@ def _likest(library: Path, base: Base, data: DomainData, method: Method, without
     for name in by_likeness(packs, base, data):
         try:
             domain = load_domain(packs[name], base)
-            new_domain(base, method.first_stage(), data.classes).begin_as(domain, rate=1.0)
+            begin_as(new_domain(base, method.first_stage(), data.classes), domain, rate=1.0)
         except (MethodError, PackError):
             continue
         found[name] = domain

@@ -183,8 +183,10 @@ def learn(
             sets = make_loaders(data, base.input, recipe, seed=seed, progress=count)
     torch.manual_seed(seed)
     _check_ending(base, recipe, data, target)
-    if or_base and (start is None or minutes is not None or not recipe.epochs or sets.val is None):
-        raise TrainingError("or_base compares two trainings on val: it needs start, val and epochs, and no minutes")
+    if start is not None and not recipe.epochs:
+        raise TrainingError("a head alone begins as nothing; give epochs, or more minutes, or leave start out")
+    if or_base and (start is None or minutes is not None or sets.val is None):
+        raise TrainingError("or_base compares two trainings on val: it needs start and val, and no minutes")
     for source in (sources or {}).values():
         source.check_base(base)
     found: list[_Found] = []
@@ -195,7 +197,9 @@ def learn(
             domain = new_domain(base, method, data.classes, target=target)
             method.draw_on(domain, list((sources or {}).values()))
             if begin is not None:
-                domain.begin_as(begin, recipe.rate)
+                from polymask.core.starting import begin_as
+
+                begin_as(domain, begin, recipe.rate)
             own = second_checkpoint(checkpoint) if found and checkpoint is not None else checkpoint
             found.append(_trained(base, domain.to(base.device), data, sets, recipe, checkpoint=own, **how))
     if recipe.frozen_side is not None:

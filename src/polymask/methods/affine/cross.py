@@ -29,7 +29,7 @@ from polymask.core.parts import Part, Stored, Transform
 from polymask.core.survey import Site
 from polymask.errors import MethodError
 from polymask.files import NAME
-from polymask.methods.affine.method import GAIN, NAMES, START, Affine, AffineTransform, as_row
+from polymask.methods.affine.method import GAIN, NAMES, START, Affine, AffineTransform, as_row, put_scalar
 
 if TYPE_CHECKING:
     from polymask.core.base import Base
@@ -171,19 +171,15 @@ class CrossTransform(Transform):
         places = [place for place in range(self.sources) if torch.equal(self.get_buffer(f"source{place}"), theirs)]
         if not places:
             raise MethodError("its masks are not those of a source; draw on it too")
-        k0, k1, a, b = (torch.as_tensor(k) for k in other.coefficients())
-        if k0.numel() > torch.Size(self.scalar_shape).numel():
-            raise MethodError("its k0…k3 are per channel, and these per layer; take per=channel")
+        k0, k1, a, b = other.coefficients()
         for name, number in (("a", a), ("b", b)):
-            self.get_parameter(name)[places[0]] = (number / self.units[name]).expand(self.scalar_shape)
+            put_scalar(name, number, self.get_parameter(name)[places[0]], self.units[name])
         around = (k0 + b / 2, k1 + a / 2) if self.centred else (k0, k1)
         if self.own is not None:
             self.own.put_coefficients([*around, 0.0, 0.0])
-        for name, k in zip(("k0", "k1"), around, strict=True) if self.own is None else ():
-            if name not in self.fixed:
-                self.get_parameter(name).copy_((k / self.units[name]).expand(self.scalar_shape))
-            elif not torch.all(k == self.fixed[name]):
-                raise MethodError(f"{name} is fixed at {self.fixed[name]:g} here, and it has {k.flatten()[0]:.4g}")
+            return
+        for name, k in zip(("k0", "k1"), around, strict=True):
+            put_scalar(name, k, self.fixed[name] if name in self.fixed else self.get_parameter(name), self.units[name])
 
     def weight(self, base_weight: Tensor) -> Tensor:
         W = base_weight.view(self.view_shape)

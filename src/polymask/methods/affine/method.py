@@ -154,6 +154,18 @@ def as_row(k: Tensor | float) -> Tensor:
     return (k.detach() if isinstance(k, Tensor) else torch.tensor(k)).reshape(-1)
 
 
+def put_scalar(name: str, k: Tensor | float, place: Tensor | float, unit: float) -> None:
+    """Let what learns in units of its own act as the number k; raise where it is fixed at another, or is of a layer."""
+    k = torch.as_tensor(k)
+    if not isinstance(place, Tensor):
+        if not bool((k == place).all()):
+            raise MethodError(f"{name} is fixed at {place:g} here, and it has {k.flatten()[0]:.4g}")
+    elif k.numel() > place.numel():
+        raise MethodError(f"its {name} are per channel, and these per layer; take per=channel")
+    else:
+        place.copy_((k / unit).expand(place.shape))
+
+
 class AffineTransform(MaskTransform):
     """One site's scores (or, stored, its packed mask) and scalars."""
 
@@ -262,14 +274,8 @@ class AffineTransform(MaskTransform):
         if self.centred:
             units = {"k0": GAIN, "k1": GAIN * self.spread / sqrt(self.inputs), "k2": GAIN * self.spread, "k3": GAIN}
             ks = [ks[0] + ks[3] / 2, ks[1] + ks[2] / 2, ks[2], ks[3]]
-        for name, k in zip(NAMES, map(torch.as_tensor, ks), strict=True):
-            if name in self.fixed:
-                if not torch.all(k == self.fixed[name]):
-                    raise MethodError(f"{name} is fixed at {self.fixed[name]:g} here, and it has {k.flatten()[0]:.4g}")
-                continue
-            if k.numel() > self.scalar_count:
-                raise MethodError("its k0…k3 are per channel, and these per layer; take per=channel")
-            self.get_parameter(name).copy_((k / units[name]).expand(self.scalar_shape))
+        for name, k in zip(NAMES, ks, strict=True):
+            put_scalar(name, k, self.fixed[name] if name in self.fixed else self.get_parameter(name), units[name])
 
     def restore(self, stored: Mapping[str, Stored]) -> None:
         super().restore(stored)
